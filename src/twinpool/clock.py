@@ -1,0 +1,39 @@
+"""Time, injected. The only core file that reads the real clock; everything else is handed a Clock."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Source of monotonic time."""
+
+    def now_s(self) -> float:
+        """Seconds since an arbitrary origin; never goes back."""
+        ...
+
+
+class WallClock:
+    """Real monotonic time."""
+
+    def now_s(self) -> float:
+        """Seconds of `time.monotonic`."""
+        return time.monotonic()
+
+
+class VirtualClock:
+    """Time that moves only when told to (replay and tests)."""
+
+    def __init__(self, start_s: float = 0.0) -> None:
+        self._now_s = start_s
+
+    def now_s(self) -> float:
+        """Virtual seconds."""
+        return self._now_s
+
+    def advance(self, duration_s: float) -> None:
+        """Move forward by `duration_s` >= 0 seconds. Raises ValueError on a negative duration."""
+        if duration_s < 0:
+            raise ValueError(f"time cannot go back by {-duration_s} s")
+        self._now_s += duration_s
