@@ -89,11 +89,12 @@ class TokenLogprob:
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What came back: for each row of the plan, the sampled token (None where the row does not sample) and its log-probability
-    (None unless asked for)."""
+    (None unless asked for); errors: (row index, sentence) of rows that could not be computed, while the others are fine."""
 
     step: int
     tokens: tuple[int | None, ...]
     logprobs: tuple[TokenLogprob | None, ...] = ()
+    errors: tuple[tuple[int, str], ...] = ()
     duration_s: float = 0.0
 
 

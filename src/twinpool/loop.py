@@ -1,0 +1,57 @@
+"""The loop: schedule → run → commit. Server, offline door and replay all drive this one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from twinpool.sched.book import Delta
+from twinpool.sched.scheduler import Scheduler
+from twinpool.step import Executor, Handle, StepPlan, StepResult
+
+StepObserver = Callable[[StepPlan, StepResult], None]
+
+
+class Loop:
+    """Drives a scheduler and an executor one step at a time.
+
+    With overlap the next step is planned and submitted before the previous one is committed, so that the executor never waits for
+    the scheduler; without it each step is committed before the next is planned. `observe` sees every committed step.
+    """
+
+    def __init__(
+        self, *, scheduler: Scheduler, executor: Executor, overlap: bool, observe: StepObserver | None = None
+    ) -> None:
+        self.scheduler = scheduler
+        self.failures: list[Exception] = []
+        self._executor = executor
+        self._observe = observe
+        self._ahead = 1 if overlap else 0
+        self._in_flight: deque[tuple[StepPlan, Handle]] = deque()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to schedule and nothing in flight."""
+        return not self._in_flight and not self.scheduler.has_work
+
+    def step(self) -> list[Delta]:
+        """Plan at most one step, commit at most one, return the news."""
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            self._in_flight.append((plan, self._executor.submit(plan)))
+        if self._in_flight and (plan is None or len(self._in_flight) > self._ahead):
+            return self._commit_oldest()
+        return self.scheduler.take_deltas()
+
+    def _commit_oldest(self) -> list[Delta]:
+        """Wait for the oldest step. One that raised ends its own requests with an error; what it raised is kept in `failures`."""
+        plan, handle = self._in_flight.popleft()
+        try:
+            result = handle.result()
+        except Exception as error:
+            self.failures.append(error)
+            return self.scheduler.fail(plan, f"the step could not be computed: {type(error).__name__}: {error}")
+        deltas = self.scheduler.commit(plan, result)
+        if self._observe is not None:
+            self._observe(plan, result)
+        return deltas

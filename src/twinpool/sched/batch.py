@@ -1,0 +1,144 @@
+"""What runs this step: decode rows first, then prefill chunks, under one token budget."""
+
+from __future__ import annotations
+
+from twinpool.prefix.checkpoint import decode_checkpoint, prefill_checkpoint
+from twinpool.request import Request
+from twinpool.sched.admission import try_admit
+from twinpool.sched.book import Book
+from twinpool.sched.chunking import chunk_end
+from twinpool.sched.publish import pick_track
+from twinpool.sched.sequence import Sequence
+from twinpool.step import Row, StepPlan
+
+
+def pages_short_for_decode(book: Book) -> int:
+    """KV pages that the next decode step needs beyond those the sequences hold."""
+    page_size = book.shape.page_size
+    return sum(s.pages_short(s.planned + 1, page_size) for s in book.running.values() if s.wants_decode)
+
+
+def build(book: Book, step: int) -> StepPlan | None:
+    """The next plan, or None when nothing can run. The caller has made room for the decode rows."""
+    rows = [_decode_row(book, s) for s in book.running.values() if s.wants_decode]
+    budget = book.shape.max_prefill_tokens
+    if book.shape.chunked_prefill_size is not None:
+        # Even a full house of decode rows leaves prefill one grid of tokens, so that it cannot starve.
+        chunk = book.shape.chunked_prefill_size
+        left = max(chunk - len(rows), min(chunk, book.shape.grid_tokens))
+        budget = min(budget, left)
+    rows += _prefill_rows(book, budget)
+    if not rows:
+        return None
+    plan = StepPlan(
+        step=step,
+        rows=tuple(row for row, _ in rows),
+        orders=tuple(book.orders),
+        joined=tuple(book.joined),
+        left=tuple(book.left),
+    )
+    book.orders, book.joined, book.left = [], [], []
+    book.in_flight[step] = rows
+    for _, sequence in rows:
+        sequence.in_flight += 1
+    return plan
+
+
+def _decode_row(book: Book, sequence: Sequence) -> tuple[Row, Sequence]:
+    """One more token: its input is whatever the executor sampled last for this request."""
+    end = sequence.planned + 1
+    _take_pages(book, sequence, end)
+    at = None
+    if book.shape.track_slots and decode_checkpoint(length=end, track_tokens=book.shape.track_tokens):
+        at = end
+    return _row(book, sequence, end=end, checkpoint_at=at, is_decode=True), sequence
+
+
+def _prefill_rows(book: Book, budget_tokens: int) -> list[tuple[Row, Sequence]]:
+    """Chunks of running prefills in admission order, then of newly admitted requests while tokens are left."""
+    rows: list[tuple[Row, Sequence]] = []
+    most_rows = book.shape.prefill_max_requests
+    unfinished = [s for s in book.running.values() if s.is_prefilling and s.finish is None]
+    for sequence in unfinished:
+        if most_rows is not None and len(rows) >= most_rows:
+            return rows
+        row = _prefill_row(book, sequence, budget_tokens, first=not rows)
+        if row is None:
+            return rows
+        rows.append((row, sequence))
+        budget_tokens -= row.end - row.start
+    if any(sequence.is_prefilling for _, sequence in rows):
+        return rows  # one request is cut at a time (reference 6.1)
+    for request in book.waiting.ordered(lambda r: _reusable_tokens(book, r)):
+        if budget_tokens < book.shape.page_size or (most_rows is not None and len(rows) >= most_rows):
+            break
+        admitted = try_admit(book, request)
+        if admitted is None:
+            break
+        row = _prefill_row(book, admitted, budget_tokens, first=not rows)
+        if row is None:
+            break
+        rows.append((row, admitted))
+        budget_tokens -= row.end - row.start
+        if admitted.is_prefilling:
+            break
+    return rows
+
+
+def _reusable_tokens(book: Book, request: Request) -> int:
+    """How much of a waiting request the tree would give back now (a probe: nothing moves)."""
+    key = request.key(request.n_tokens)
+    return book.tree.match(key, limit_tokens=request.n_tokens - 1, touch=False).resume_len
+
+
+def _prefill_row(book: Book, sequence: Sequence, budget_tokens: int, *, first: bool) -> Row | None:
+    """The next chunk of a prompt, or None when tokens or pages are short."""
+    shape = book.shape
+    start, target = sequence.planned, sequence.prefill_end
+    if shape.chunked_prefill_size is None:
+        # Whole prompts only; one that is longer than the limit goes alone.
+        end = target if first or target - start <= budget_tokens else start
+    else:
+        grid = shape.grid_tokens if shape.track_slots else shape.page_size
+        end = chunk_end(start=start, target=target, budget_tokens=budget_tokens, page_size=shape.page_size, grid_tokens=grid)
+    fork = sequence.branching
+    if shape.radix_cache and not shape.track_slots and fork is not None and start < fork < end:
+        end = fork  # no_buffer publishes at chunk ends only: end one where the cached prompts part
+    if end == start or not book.tree.room_pages(sequence.pages_short(end, shape.page_size)):
+        return None
+    _take_pages(book, sequence, end)
+    at = None
+    if shape.track_slots:
+        at = prefill_checkpoint(start=start, end=end, grid_tokens=shape.grid_tokens, branching=fork)
+    return _row(book, sequence, end=end, checkpoint_at=at, is_decode=False)
+
+
+def _take_pages(book: Book, sequence: Sequence, end: int) -> None:
+    """Give the sequence the pages that tokens up to `end` need; the caller knows that they are free."""
+    short = sequence.pages_short(end, book.shape.page_size)
+    if short:
+        ids = book.pages.alloc(short)
+        assert ids is not None
+        sequence.add_pages(ids)
+
+
+def _row(book: Book, sequence: Sequence, *, end: int, checkpoint_at: int | None, is_decode: bool) -> Row:
+    """Fix the row and move the sequence's plan forward."""
+    slot = pick_track(book, sequence) if checkpoint_at is not None else None
+    start = sequence.planned
+    sequence.planned = end
+    samples = not sequence.is_prefilling
+    row = Row(
+        rid=sequence.request.rid,
+        start=start,
+        end=end,
+        tokens=None if is_decode else sequence.request.tokens[start:end],
+        slot=sequence.slot,
+        pages=sequence.pages,
+        checkpoint_at=checkpoint_at if slot is not None else None,
+        checkpoint_slot=slot or 0,
+        sample=samples,
+        position=sequence.planned_outputs,
+    )
+    sequence.planned_outputs += samples
+    return row

@@ -1,0 +1,196 @@
+"""The scheduler's door: add, abort, finish, schedule, commit. Wiring only; each rule is in the module named after it."""
+
+from __future__ import annotations
+
+from twinpool.clock import Clock
+from twinpool.errors import BadRequest, QueueFull
+from twinpool.memory.pools import Pool
+from twinpool.memory.snapshot import PoolCounts
+from twinpool.prefix.tree import PrefixTree
+from twinpool.request import Finish, Phase, Request
+from twinpool.sched.admission import check_can_ever_fit
+from twinpool.sched.batch import build, pages_short_for_decode
+from twinpool.sched.book import Book, Delta, Retraction
+from twinpool.sched.commit import apply, release_if_finished
+from twinpool.sched.publish import release
+from twinpool.sched.queue import WaitQueue
+from twinpool.sched.retract import RETRACT_DECODE_STEPS, NewTokenRatio, retraction_order
+from twinpool.sched.sequence import Sequence
+from twinpool.sched.shape import SchedulerShape
+from twinpool.step import StepPlan, StepResult
+from twinpool.units import ceil_div
+
+
+class Scheduler:
+    """Continuous batching over two pools. Not thread-safe: one thread calls it."""
+
+    def __init__(self, *, shape: SchedulerShape, pages: Pool, slots: Pool, tree: PrefixTree, clock: Clock) -> None:
+        self.shape = shape
+        self.book = Book(
+            shape=shape, pages=pages, slots=slots, tree=tree, clock=clock,
+            waiting=WaitQueue(shape.schedule_policy), ratio=NewTokenRatio(shape.schedule_conservativeness),
+        )  # fmt: skip
+        self._step = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Something waits, runs, or is in flight."""
+        return bool(self.book.waiting or self.book.running)
+
+    @property
+    def n_running(self) -> int:
+        """Requests that hold slots."""
+        return len(self.book.running)
+
+    @property
+    def n_waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self.book.waiting)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises BadRequest if it can never fit, QueueFull beyond --max-queued-requests."""
+        check_can_ever_fit(self.book, request)
+        if request.rid in self.book.running or self.book.waiting.find(request.rid) is not None:
+            raise BadRequest(f"request id {request.rid} is in use.", field="rid")
+        limit = self.shape.max_queued_requests
+        if limit is not None and len(self.book.waiting) >= limit:
+            raise QueueFull(
+                f"{len(self.book.waiting)} requests are waiting and --max-queued-requests allows {limit}: try again later."
+            )
+        self.book.waiting.push(request)
+
+    def finish(self, rid: int, finish: Finish) -> bool:
+        """End a request now (stop string found, client gone). What it has computed is published; False if it is not known."""
+        waiting = self.book.waiting.find(rid)
+        if waiting is not None:
+            self.book.waiting.remove(waiting)
+            waiting.phase = Phase.FINISHED
+            self.book.tell(Delta(waiting, finish=finish))
+            return True
+        sequence = self.book.running.get(rid)
+        if sequence is None or sequence.finish is not None:
+            return False
+        sequence.finish = finish
+        release_if_finished(self.book, sequence)
+        return True
+
+    def abort(self, rid: int) -> bool:
+        """End a request because nobody wants it any more; False if it is not known."""
+        return self.finish(rid, Finish("abort", message="the request was cancelled"))
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, or None: nothing to do, or everything in flight must be committed first (before a retraction)."""
+        book = self.book
+        if not book.tree.room_pages(pages_short_for_decode(book)):
+            if book.in_flight:
+                return None
+            self._retract()
+        self._step += 1
+        plan = build(book, self._step)
+        if plan is None and not book.in_flight and book.running:
+            # Prefills hold the pool between them and none can go on: the first one in may have what the others hold.
+            self._retract(to_unblock=True)
+            plan = build(book, self._step)
+        if not self.has_work:
+            book.ratio.reset()
+        return plan
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[Delta]:
+        """Apply a step's result. Returns all news since the last call."""
+        apply(self.book, plan, result)
+        return self.book.take_deltas()
+
+    def fail(self, plan: StepPlan, message: str) -> list[Delta]:
+        """A step could not be run at all: end its requests, publishing nothing of them."""
+        for _, sequence in self.book.in_flight.pop(plan.step):
+            sequence.in_flight -= 1
+            sequence.finish = Finish("error", message=message)
+            release_if_finished(self.book, sequence)
+        return self.book.take_deltas()
+
+    def take_deltas(self) -> list[Delta]:
+        """News that came without a step (aborted while waiting)."""
+        return self.book.take_deltas()
+
+    def take_retractions(self) -> list[Retraction]:
+        """Retractions since the last call, for the log."""
+        retractions, self.book.retractions = self.book.retractions, []
+        return retractions
+
+    def flush(self) -> bool:
+        """Forget the prefix cache; False (and nothing happens) while there is work."""
+        if self.has_work or self.book.in_flight:
+            return False
+        self.book.orders.clear()
+        self.book.tree.reset()
+        return True
+
+    def _retract(self, *, to_unblock: bool = False) -> None:
+        """Give back KV until the next decode step fits (or one prefill can go on), keeping at least one request."""
+        book = self.book
+        pages_before, slots_before, ratio_before = book.pages.available, book.slots.available, book.ratio.value
+        if to_unblock:
+            victims = list(reversed(book.running.values()))
+        else:
+            victims = retraction_order(book.running.values(), policy=self.shape.retraction_policy)
+        n_retracted = 0
+        while (to_unblock and n_retracted == 0) or not book.tree.room_pages(pages_short_for_decode(book)):
+            if len(book.running) == 1:
+                self._give_up(victims[n_retracted])
+                break
+            self._send_back(victims[n_retracted])
+            n_retracted += 1
+        if n_retracted:
+            survivors = list(book.running.values())
+            book.ratio.after_retraction(survivors)
+            book.tree.evict(pages=ceil_div(len(survivors) * RETRACT_DECODE_STEPS, self.shape.page_size))
+            gained_tokens = (book.pages.available - pages_before) * self.shape.page_size
+            gained_slots = book.slots.available - slots_before
+            book.retractions.append(Retraction(n_retracted, gained_tokens, gained_slots, ratio_before, book.ratio.value))
+
+    def _send_back(self, sequence: Sequence) -> None:
+        """Return a running request to the front of the queue; what it computed stays in the tree while there is room."""
+        book, request = self.book, sequence.request
+        release(book, sequence, publish=True)
+        request.phase = Phase.WAITING
+        request.retractions += 1
+        book.totals.retracted_requests += 1
+        book.totals.retracted_input_tokens += request.prompt_len
+        book.totals.retracted_output_tokens += request.n_output
+        book.waiting.push_front(request)
+
+    def _give_up(self, sequence: Sequence) -> None:
+        """The only running request cannot get one more page: end it with a sentence that says so (reference 6.3)."""
+        book, request = self.book, sequence.request
+        capacity_tokens = book.pages.count * self.shape.page_size
+        sequence.finish = Finish(
+            "error",
+            message=(
+                "Out of memory even after retracting all other requests in the decode batch. Aborting the last request. "
+                f"It has {request.n_tokens} tokens and needs one more, the KV pool holds {capacity_tokens}: ask for at most "
+                f"{capacity_tokens - request.prompt_len} tokens, or raise --mem-fraction-static or --max-total-tokens."
+            ),
+        )
+        book.totals.aborted_out_of_memory_requests += 1
+        release_if_finished(book, sequence)
+
+    def counts(self) -> tuple[PoolCounts, PoolCounts]:
+        """KV pages and state slots by owner: (pages, slots). `held` is what running requests own."""
+        book, tree = self.book, self.book.tree
+        held_pages = sum(len(s.own_pages(self.shape.page_size)) for s in book.running.values())
+        held_slots = sum(1 + len(s.tracks) for s in book.running.values())
+        pages = PoolCounts(
+            total=book.pages.count, free=book.pages.available, evictable=tree.evictable_pages,
+            protected=tree.protected_pages, held=held_pages,
+        )  # fmt: skip
+        slots = PoolCounts(
+            total=book.slots.count, free=book.slots.available, evictable=tree.evictable_slots,
+            protected=tree.protected_slots, held=held_slots,
+        )  # fmt: skip
+        return pages, slots
+
+    def check(self) -> None:
+        """Assert conservation of both pools and the tree's own invariants."""
+        for counts in self.counts():
+            counts.check()
+        self.book.tree.check()
