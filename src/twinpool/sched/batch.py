@@ -110,6 +110,8 @@ def _prefill_row(book: Book, sequence: Sequence, budget_tokens: int, *, first: b
     at = None
     if shape.track_slots:
         at = prefill_checkpoint(start=start, end=end, grid_tokens=shape.grid_tokens, branching=fork)
+    elif shape.radix_cache:
+        at = end  # no_buffer: every chunk end (reference 4.6)
     return _row(book, sequence, end=end, checkpoint_at=at, is_decode=False)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twinpool.sched.book import Book
 from twinpool.sched.sequence import Sequence, Tracked
-from twinpool.step import Row, SlotOrder
+from twinpool.step import Row
 
 
 def pick_track(book: Book, sequence: Sequence) -> int | None:
@@ -28,7 +28,7 @@ def pick_track(book: Book, sequence: Sequence) -> int | None:
 
 def _grow_tracks(book: Book, sequence: Sequence) -> int | None:
     """One more track slot if the strategy allows it: evicting for the request's normal share, never for the lazy second one."""
-    share = book.shape.track_slots
+    share = max(book.shape.track_slots, 1)  # no_buffer: the slot being donated at the end of a chunk
     if len(sequence.tracks) < share:
         if not book.tree.room_slots(1):
             return None
@@ -57,24 +57,14 @@ def note_checkpoint(book: Book, sequence: Sequence, row: Row) -> None:
 
 def publish_chunk(book: Book, sequence: Sequence) -> None:
     """After a committed prefill chunk: make it matchable up to its checkpoint while the request runs on (reference 4.6)."""
-    if not book.shape.radix_cache:
+    if not sequence.tracked:
         return
-    if book.shape.track_slots:
-        if sequence.tracked:
-            newest = sequence.tracked.pop()
-            if _insert(book, sequence, newest):
-                sequence.tracks.remove(newest.slot)
-        return
-    # no_buffer: the working state goes on; the tree gets a copy, made before the next forward.
-    if sequence.committed <= sequence.owned_from or not book.tree.room_slots(1):
-        return
-    ids = book.slots.alloc(1)
-    assert ids is not None
-    copy = Tracked(sequence.committed, int(ids[0]))
-    if _insert(book, sequence, copy):
-        book.orders.append(SlotOrder(dst=copy.slot, src=sequence.slot))
-    else:
-        book.slots.free([copy.slot])
+    newest = sequence.tracked.pop()
+    if _insert(book, sequence, newest):
+        sequence.tracks.remove(newest.slot)
+    elif not book.shape.track_slots:
+        sequence.tracks.remove(newest.slot)
+        book.slots.free([newest.slot])
 
 
 def release(book: Book, sequence: Sequence, *, publish: bool) -> None:
@@ -97,6 +87,7 @@ def release(book: Book, sequence: Sequence, *, publish: bool) -> None:
     never_ran = [joined for joined in book.joined if joined.rid == rid]
     if never_ran:
         book.joined.remove(never_ran[0])
+        book.orders = [order for order in book.orders if order.dst != sequence.slot]
     else:
         book.left.append(rid)
 

@@ -1,0 +1,153 @@
+"""What is dropped first: KV by leaves under a policy, states by least recent use (reference 4.10, 4.11)."""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable
+
+from twinpool.errors import ConfigError
+from twinpool.memory.pools import Pool
+from twinpool.prefix.ghosts import Ghosts
+from twinpool.prefix.node import Node
+
+# --radix-eviction-policy: the leaf with the smallest key goes first.
+POLICIES: dict[str, Callable[[Node], tuple[int, ...]]] = {
+    "lru": lambda node: (node.last_access,),
+    "lfu": lambda node: (node.hits, node.last_access),
+    "slru": lambda node: (min(node.hits, 2), node.last_access),
+    "fifo": lambda node: (node.created,),
+    "mru": lambda node: (-node.last_access,),
+    "filo": lambda node: (-node.created,),
+    "priority": lambda node: (node.priority, node.last_access),
+}
+
+
+class Evictor:
+    """Victim order of both pools, and the counters of what the tree holds. A node's memory leaves the tree only here."""
+
+    def __init__(self, *, pages: Pool, slots: Pool, ghosts: Ghosts, policy: str, page_size: int) -> None:
+        if policy not in POLICIES:
+            raise ConfigError(f"--radix-eviction-policy {policy} is not one of {', '.join(POLICIES)}.")
+        self._pages, self._slots, self._ghosts = pages, slots, ghosts
+        self._key = POLICIES[policy]
+        self._page_bytes = page_size * 4
+        self._page_size = page_size
+        self._heap: list[tuple[tuple[int, ...], int, Node]] = []
+        self._n_pushed = 0
+        self.states: OrderedDict[Node, None] = OrderedDict()  # least recently used first; locked ones are passed over
+        self.evictable_pages = self.protected_pages = 0
+        self.evictable_slots = self.protected_slots = 0
+        self.n_nodes = 0
+        self.evicted_tokens_total = self.evicted_states_total = 0
+
+    def offer(self, node: Node) -> None:
+        """A leaf became evictable, or its rank changed. Outdated heap entries are recognised by their key and skipped."""
+        key = self._key(node)
+        if node.heap_key == key:
+            return
+        node.heap_key = key
+        self._n_pushed += 1
+        heapq.heappush(self._heap, (key, self._n_pushed, node))
+        if len(self._heap) > 4 * self.n_nodes + 64:
+            self._heap = [entry for entry in self._heap if entry[2].heap_key is entry[0] and entry[2].is_evictable_leaf]
+            heapq.heapify(self._heap)
+
+    def attach_state(self, node: Node, slot: int) -> None:
+        """The node gets a checkpoint; it is the most recently used one."""
+        node.state, node.state_gone = slot, False
+        self.states[node] = None
+        self.evictable_slots += 1
+
+    def room_pages(self, n: int) -> bool:
+        """Evict leaves until `n` pages are free; False, with nothing evicted, if that cannot be."""
+        if self._pages.available + self.evictable_pages < n:
+            return False
+        while self._pages.available < n:
+            self._evict_next_leaf()
+        return True
+
+    def room_slots(self, n: int) -> bool:
+        """Evict states until `n` slots are free; False, with nothing evicted, if that cannot be."""
+        if self._slots.available + self.evictable_slots < n:
+            return False
+        while self._slots.available < n:
+            self._evict_next_state()
+        return True
+
+    def evict(self, *, pages: int = 0, slots: int = 0) -> None:
+        """Free `pages` pages and `slots` slots more (collateral counts), as far as there is anything to evict."""
+        target_pages = min(self._pages.available + pages, self._pages.available + self.evictable_pages)
+        target_slots = min(self._slots.available + slots, self._slots.available + self.evictable_slots)
+        while self._pages.available < target_pages:
+            self._evict_next_leaf()
+        while self._slots.available < target_slots:
+            self._evict_next_state()
+
+    def drop_state(self, node: Node) -> None:
+        """Free a node's checkpoint and keep its KV (a tombstone)."""
+        del self.states[node]
+        self.evictable_slots -= 1
+        self.evicted_states_total += 1
+        self._slots.free((node.state,))
+        node.state, node.state_gone = 0, True
+
+    def _evict_next_leaf(self) -> None:
+        """The leaf that the policy names goes, KV and state."""
+        while True:
+            key, _, node = heapq.heappop(self._heap)
+            if node.heap_key is not key or not node.is_evictable_leaf:
+                if node.heap_key is key:
+                    node.heap_key = None
+                continue
+            return self._evict_leaf(node)
+
+    def _evict_next_state(self) -> None:
+        """The least recently used unlocked state goes; a leaf goes whole, since its KV would end in nothing to resume from."""
+        node = next(node for node in self.states if not node.state_lock)
+        if node.is_evictable_leaf:
+            self._evict_leaf(node)
+        else:
+            self.drop_state(node)
+
+    def _evict_leaf(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        if node.state:
+            self.drop_state(node)
+        self._pages.free(node.pages)
+        self.evictable_pages -= len(node.pages)
+        self.evicted_tokens_total += len(node.pages) * self._page_size
+        self.n_nodes -= 1
+        first_page = node.key[: self._page_bytes]
+        del parent.children[first_page]
+        self._ghosts.remember(parent, first_page, node)
+        node.parent = None
+        node.heap_key = None
+        if parent.is_evictable_leaf:
+            self.offer(parent)
+
+    def cap_path(self, tail: Node, limit: int) -> None:
+        """--mamba-max-states-per-path: drop the shallowest states on the path to `tail` beyond `limit` (reference 4.11).
+
+        Spared: the tail, locked states, forks, leaves. So the count may stay above the limit; the next insert tries again.
+        """
+        holders: list[Node] = []
+        node: Node | None = tail
+        while node is not None:
+            if node.state:
+                holders.append(node)
+            node = node.parent
+        excess = len(holders) - limit
+        for node in reversed(holders):
+            if excess <= 0:
+                return
+            if node is not tail and not node.state_lock and len(node.children) == 1:
+                self.drop_state(node)
+                excess -= 1
+
+    def forget_all(self) -> None:
+        """Counters and orders of an empty tree; totals stay."""
+        self._heap.clear()
+        self.states.clear()
+        self.evictable_pages = self.evictable_slots = self.n_nodes = 0

@@ -1,0 +1,84 @@
+"""Why a prompt's tokens were not reused: a bounded memory of evicted edges, and the attribution rule.
+
+    0 ....... resume ....... gone ....... grid ....... kv ....... ghost ....... prompt
+      reused   | state_evicted | no_checkpoint | below_grid | kv_evicted | new
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from twinpool.prefix.node import TOKEN_BYTES, Ghost, Node
+from twinpool.prefix.walk import common_bytes
+from twinpool.request import Reuse
+from twinpool.units import round_down
+
+# Evicted tokens that are remembered (16 MiB of keys); the oldest are forgotten first.
+GHOST_TOKENS = 4 << 20
+
+
+class Ghosts:
+    """Evicted edges, hung where they were: a ghost under a live node, or under the ghost of its parent."""
+
+    def __init__(self, limit_tokens: int = GHOST_TOKENS) -> None:
+        self._limit_bytes = limit_tokens * TOKEN_BYTES
+        self._bytes = 0
+        self._age: deque[tuple[dict[bytes, Ghost], bytes, Ghost]] = deque()
+
+    def remember(self, parent: Node, first_page: bytes, evicted: Node) -> None:
+        """`evicted` has just left `parent`; what was already a ghost below it comes along."""
+        ghost = Ghost(evicted.key, evicted.ghosts)
+        parent.ghosts[first_page] = ghost
+        self._age.append((parent.ghosts, first_page, ghost))
+        self._bytes += len(ghost.key)
+        while self._bytes > self._limit_bytes:
+            home, key, oldest = self._age.popleft()
+            self._bytes -= len(oldest.key)
+            if home.get(key) is oldest:
+                del home[key]
+
+    @staticmethod
+    def revive(parent: Node, first_page: bytes, inserted: Node) -> None:
+        """`inserted` is back under `parent`: its ghost goes, and hands the ghosts below it on if it is the very same edge."""
+        ghost = parent.ghosts.pop(first_page, None)
+        if ghost is not None and ghost.key == inserted.key:
+            inserted.ghosts = ghost.children
+
+    @staticmethod
+    def evicted_tokens(node: Node, key: bytes, position: int, page_bytes: int) -> int:
+        """Tokens of `key` from `position` (bytes) on that were once cached below `node`."""
+        start, ghosts, end = position, node.ghosts, len(key)
+        while ghosts:
+            ghost = ghosts.get(key[position : position + page_bytes])
+            if ghost is None:
+                break
+            shared = common_bytes(ghost.key, key, position, end)
+            position += shared
+            if shared < len(ghost.key):
+                break
+            ghosts = ghost.children
+        return (position - start) // TOKEN_BYTES
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._age.clear()
+        self._bytes = 0
+
+
+def attribute(*, prompt: int, limit: int, kv: int, resume: int, gone: int, grid: int, evicted: int) -> Reuse:
+    """Split a prompt's tokens by why they were or were not reused (all in tokens; the parts add up to `prompt`).
+
+    gone: deepest length ≤ kv whose state was evicted, 0 for none; grid: distance of checkpoints; evicted: tokens past kv that were
+    cached once; limit: tokens that may be matched at all (the last one is always computed again).
+    """
+    after_gone = max(resume, gone)
+    after_grid = max(after_gone, round_down(kv, grid))
+    evicted = min(evicted, max(0, limit - kv))
+    parts = (
+        ("state_evicted", after_gone - resume),
+        ("no_checkpoint", after_grid - after_gone),
+        ("below_grid", kv - after_grid),
+        ("kv_evicted", evicted),
+        ("new", prompt - kv - evicted),
+    )
+    return Reuse(prompt=prompt, kv_matched=kv, reused=resume, gaps=tuple(part for part in parts if part[1]))

@@ -1,0 +1,258 @@
+"""The hybrid prefix cache: a radix tree over token ids whose nodes hold KV pages and, perhaps, a state checkpoint (reference 4)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twinpool.memory.pools import Pool
+from twinpool.prefix.check import check_tree
+from twinpool.prefix.evict import Evictor
+from twinpool.prefix.ghosts import Ghosts, attribute
+from twinpool.prefix.node import NO_PAGES, TOKEN_BYTES, Inserted, Lock, Match, Node
+from twinpool.prefix.walk import split, walk
+from twinpool.request import Int32Array, Reuse
+
+__all__ = ["Inserted", "Lock", "Match", "Node", "PrefixTree"]
+
+
+class PrefixTree:
+    """Keys are little-endian int32 token bytes; lengths are tokens, whole pages.
+
+    grid_tokens: distance of checkpoints (reference 3.2), for the branching position and the reuse report; max_states_per_path: -1
+    for no limit; disabled: every match is empty (--disable-radix-cache).
+    """
+
+    def __init__(
+        self,
+        *,
+        pages: Pool,
+        slots: Pool,
+        page_size: int,
+        grid_tokens: int,
+        eviction_policy: str = "lru",
+        max_states_per_path: int = -1,
+        disabled: bool = False,
+    ) -> None:
+        self.page_size = page_size
+        self.disabled = disabled
+        self._page_bytes = page_size * TOKEN_BYTES
+        self._grid = grid_tokens
+        self._cap = max_states_per_path
+        self._pages, self._slots = pages, slots
+        self._ghosts = Ghosts()
+        self._evictor = Evictor(pages=pages, slots=slots, ghosts=self._ghosts, policy=eviction_policy, page_size=page_size)
+        self._now = 0
+        self.root = self._new_root()
+
+    @staticmethod
+    def _new_root() -> Node:
+        return Node(key=b"", depth=0, pages=NO_PAGES, parent=None, now=0)
+
+    # Counts of what the tree holds: pages and slots.
+    @property
+    def evictable_pages(self) -> int:
+        """KV pages that eviction can free."""
+        return self._evictor.evictable_pages
+
+    @property
+    def protected_pages(self) -> int:
+        """KV pages locked by running requests."""
+        return self._evictor.protected_pages
+
+    @property
+    def evictable_slots(self) -> int:
+        """Checkpoints that eviction can free."""
+        return self._evictor.evictable_slots
+
+    @property
+    def protected_slots(self) -> int:
+        """Checkpoints locked by running requests."""
+        return self._evictor.protected_slots
+
+    @property
+    def n_nodes(self) -> int:
+        """Nodes without the root."""
+        return self._evictor.n_nodes
+
+    @property
+    def evicted_tokens_total(self) -> int:
+        """KV tokens evicted since boot."""
+        return self._evictor.evicted_tokens_total
+
+    @property
+    def evicted_states_total(self) -> int:
+        """Checkpoints evicted (or capped) since boot."""
+        return self._evictor.evicted_states_total
+
+    def match(self, key: bytes, *, limit_tokens: int, touch: bool = True) -> Match:
+        """The longest reusable prefix of `key` within its first `limit_tokens` tokens (floored to pages).
+
+        A partial edge is split where the key leaves it. `touch` False is a probe: nothing is split and no order changes.
+        """
+        prompt = len(key) // TOKEN_BYTES
+        if self.disabled:
+            return Match(0, 0, self.root, None, None, Reuse(prompt=prompt, gaps=(("new", prompt),)))
+        limit = min(limit_tokens, prompt) * TOKEN_BYTES // self._page_bytes * self._page_bytes
+        path, position, partial, shared = walk(self.root, key, limit, self._page_bytes)
+        best, gone = self.root, 0
+        for node in path:
+            if node.state:
+                best = node
+            elif node.state_gone:
+                gone = node.depth
+        evicted = 0
+        if shared:
+            assert partial is not None
+            if touch:
+                self._split(partial, shared)
+        elif partial is None:
+            last = path[-1] if path else self.root
+            evicted = Ghosts.evicted_tokens(last, key, position, self._page_bytes)
+        kv, resume = (position + shared) // TOKEN_BYTES, best.depth
+        if touch:
+            self._touch(best)
+        branching = kv // self._grid * self._grid
+        reuse = attribute(
+            prompt=prompt, limit=limit_tokens, kv=kv, resume=resume, gone=gone, grid=self._grid, evicted=evicted
+        )
+        return Match(kv, resume, best, best.state or None, branching if branching > resume else None, reuse)
+
+    def insert(
+        self, key: bytes, pages: Int32Array, *, length: int, owned_from: int, state_slot: int | None, priority: int = 0
+    ) -> Inserted:
+        """Make the first `length` tokens of `key` matchable, with the state after them.
+
+        key: at least `length` tokens; pages: int32 [length / page_size], the caller's page table; owned_from: tokens before it are the
+        tree's already. The tree becomes the owner of the pages past what existed, and of `state_slot` if it takes it; it frees
+        nothing of the caller's.
+        """
+        limit = length * TOKEN_BYTES
+        assert length > 0 and limit % self._page_bytes == 0 and limit <= len(key) and not self.disabled
+        path, position, partial, shared = walk(self.root, key, limit, self._page_bytes)
+        end = path[-1] if path else self.root
+        if shared:
+            assert partial is not None
+            end = self._split(partial, shared)
+            position += shared
+        existing = position // TOKEN_BYTES
+        freed = pages[owned_from // self.page_size : max(owned_from, existing) // self.page_size]
+        if existing < length:
+            end = self._add_leaf(end, key[position:limit], pages[existing // self.page_size : length // self.page_size])
+        end.priority = max(end.priority, priority)
+        taken = state_slot is not None and not end.state
+        if taken:
+            assert state_slot
+            self._evictor.attach_state(end, state_slot)
+        self._touch(end)
+        if taken and self._cap >= 0:
+            self._evictor.cap_path(end, self._cap)
+        whole = self.path_pages(end) if len(freed) else pages[: length // self.page_size]
+        return Inserted(end, existing, freed, taken, whole)
+
+    def path_pages(self, node: Node) -> Int32Array:
+        """Page ids from the root to the end of `node` (int32 [depth / page_size])."""
+        parts: list[Int32Array] = []
+        while node.parent is not None:
+            parts.append(node.pages)
+            node = node.parent
+        return np.concatenate(parts[::-1]) if parts else NO_PAGES
+
+    def lock(self, node: Node) -> Lock:
+        """Protect the KV of the whole path and the state of `node` itself (reference 4.9)."""
+        evictor, step = self._evictor, node
+        while step.parent is not None:
+            if not step.lock:
+                evictor.evictable_pages -= len(step.pages)
+                evictor.protected_pages += len(step.pages)
+            step.lock += 1
+            step = step.parent
+        holds_state = node.state != 0
+        if holds_state:
+            if not node.state_lock:
+                evictor.evictable_slots -= 1
+                evictor.protected_slots += 1
+            node.state_lock += 1
+        return Lock(node, holds_state)
+
+    def unlock(self, lock: Lock) -> None:
+        """Give back exactly what `lock` took."""
+        evictor, node = self._evictor, lock.node
+        if lock.holds_state:
+            node.state_lock -= 1
+            if not node.state_lock:
+                evictor.evictable_slots += 1
+                evictor.protected_slots -= 1
+        step = node
+        while step.parent is not None:
+            step.lock -= 1
+            if not step.lock:
+                evictor.evictable_pages += len(step.pages)
+                evictor.protected_pages -= len(step.pages)
+            step = step.parent
+        if node.is_evictable_leaf:
+            evictor.offer(node)
+
+    def relock(self, lock: Lock, node: Node) -> Lock:
+        """Move a lock to a node further down, without a moment in which neither is protected."""
+        new = self.lock(node)
+        self.unlock(lock)
+        return new
+
+    def room_pages(self, n: int) -> bool:
+        """Evict KV until `n` pages are free; False, with nothing evicted, if that cannot be."""
+        return self._evictor.room_pages(n)
+
+    def room_slots(self, n: int) -> bool:
+        """Evict states until `n` slots are free; False, with nothing evicted, if that cannot be."""
+        return self._evictor.room_slots(n)
+
+    def evict(self, *, pages: int = 0, slots: int = 0) -> None:
+        """Free that much more, as far as there is anything to evict."""
+        self._evictor.evict(pages=pages, slots=slots)
+
+    def reset(self) -> None:
+        """Free everything the tree owns. Nothing may be locked."""
+        assert not self.protected_pages and not self.protected_slots, "the tree is in use"
+        stack = [self.root]
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            self._pages.free(node.pages)
+            if node.state:
+                self._slots.free((node.state,))
+        self._evictor.forget_all()
+        self._ghosts.clear()
+        self.root = self._new_root()
+
+    def check(self) -> None:
+        """Assert every invariant from scratch (tests after each step, the server when idle)."""
+        check_tree(self.root, self._evictor, self._page_bytes)
+        self._pages.check()
+        self._slots.check()
+
+    def _split(self, child: Node, at_bytes: int) -> Node:
+        self._evictor.n_nodes += 1
+        return split(child, at_bytes, self._page_bytes)
+
+    def _add_leaf(self, parent: Node, key: bytes, pages: Int32Array) -> Node:
+        node = Node(key=key, depth=parent.depth + len(key) // TOKEN_BYTES, pages=pages.copy(), parent=parent, now=self._now + 1)
+        first_page = key[: self._page_bytes]
+        parent.children[first_page] = node
+        Ghosts.revive(parent, first_page, node)
+        self._evictor.n_nodes += 1
+        self._evictor.evictable_pages += len(pages)
+        return node
+
+    def _touch(self, node: Node) -> None:
+        """`node` was used: its state becomes the most recent one, its path's KV is refreshed; deeper nodes are not."""
+        self._now += 1
+        now = self._now
+        if node.state:
+            self._evictor.states.move_to_end(node)
+        step: Node | None = node
+        while step is not None:
+            step.last_access = now
+            step.hits += 1
+            step = step.parent
+        if node.is_evictable_leaf:
+            self._evictor.offer(node)
