@@ -26,7 +26,8 @@ class Pool:
 
     def _reset_ring(self) -> None:
         self._ring = np.arange(self.first, self.first + self.count, dtype=np.int32)
-        self._is_free = np.ones(self.count, bool)
+        # 0 for an allocated id, a positive mark for a free one.
+        self._free_mark = np.ones(self.count, np.int32)
         self._head = 0
         self.available = self.count
 
@@ -41,7 +42,7 @@ class Pool:
             ids = np.concatenate((self._ring[head:], self._ring[: end - self.count]))
         self._head = end % self.count if self.count else 0
         self.available -= n
-        self._is_free[ids - self.first] = False
+        self._free_mark[ids - self.first] = 0
         return ids
 
     def free(self, ids: Int32Array | Iterable[int]) -> None:
@@ -50,12 +51,14 @@ class Pool:
         n = len(array)
         if n == 0:
             return
-        index = array - self.first
-        assert n <= self.count - self.available, f"{self.name}: more freed than allocated"
-        assert int(index.min()) >= 0 and int(index.max()) < self.count, f"{self.name}: id outside the pool"
-        assert not self._is_free[index].any(), f"{self.name}: double free"
-        self._is_free[index] = True
-        assert n == 1 or len(np.unique(array)) == n, f"{self.name}: an id is freed twice in one call"
+        index = array.astype(np.intp)
+        index -= self.first
+        assert int(index.view(np.uintp).max()) < self.count, f"{self.name}: id outside the pool"
+        assert not self._free_mark[index].any(), f"{self.name}: double free"
+        # Each id gets a mark of its own: one that is named twice does not read back the first of its two.
+        marks = np.arange(1, n + 1, dtype=np.int32)
+        self._free_mark[index] = marks
+        assert np.array_equal(self._free_mark[index], marks), f"{self.name}: an id is freed twice in one call"
         tail = (self._head + self.available) % self.count
         first_part = min(n, self.count - tail)
         self._ring[tail : tail + first_part] = array[:first_part]
@@ -66,7 +69,7 @@ class Pool:
 
     def is_free(self, identity: int) -> bool:
         """Whether an id is in the free ring."""
-        return bool(self._is_free[identity - self.first])
+        return bool(self._free_mark[identity - self.first])
 
     def free_ids(self) -> Int32Array:
         """All free ids in the order they would be handed out (tests and leak reports)."""
@@ -77,5 +80,5 @@ class Pool:
         """Assert that ring and census agree. Cost grows with the pool: tests and idle checks only."""
         ids = self.free_ids()
         assert len(np.unique(ids)) == self.available, f"{self.name}: the ring names an id twice"
-        assert int(self._is_free.sum()) == self.available, f"{self.name}: census and ring differ"
-        assert self._is_free[ids - self.first].all(), f"{self.name}: the ring names an allocated id"
+        assert int(np.count_nonzero(self._free_mark)) == self.available, f"{self.name}: census and ring differ"
+        assert self._free_mark[ids - self.first].all(), f"{self.name}: the ring names an allocated id"
