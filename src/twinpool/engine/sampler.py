@@ -95,7 +95,9 @@ class RowState:
         """State of a request that joins, its earlier output (after a retraction) included."""
         params = joined.params
         assert params.seed is not None, "the engine gives every request a seed"
-        penalised = params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
+        penalised = (
+            params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
+        )
         seen = SeenTokens(joined.prompt, max_new=params.max_tokens + 1) if penalised else None
         if seen is not None:
             for token in joined.output:

@@ -38,9 +38,13 @@ class Tokenizer:
         try:
             hf_tokenizer = loader.from_pretrained(str(folder))
         except (OSError, ValueError, KeyError) as error:
-            raise ModelError(f"{folder} holds no tokenizer that can be read: {error} (flag --tokenizer-path).") from error
+            raise ModelError(
+                f"{folder} holds no tokenizer that can be read: {error} (flag --tokenizer-path)."
+            ) from error
         if not hasattr(hf_tokenizer, "backend_tokenizer"):
-            raise ModelError(f"{folder} has no tokenizer.json and its tokenizer has no fast form (flag --tokenizer-path).")
+            raise ModelError(
+                f"{folder} has no tokenizer.json and its tokenizer has no fast form (flag --tokenizer-path)."
+            )
         eos = _eos_of_folder(config_folder or folder)
         if not eos and hf_tokenizer.eos_token_id is not None:
             eos = frozenset({int(hf_tokenizer.eos_token_id)})
@@ -93,7 +97,9 @@ class Tokenizer:
 
     def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
         """Token ids of a conversation; the template has already written the special tokens."""
-        return self.encode(self.render_chat(messages, add_generation_prompt=add_generation_prompt), special_tokens=False)
+        return self.encode(
+            self.render_chat(messages, add_generation_prompt=add_generation_prompt), special_tokens=False
+        )
 
 
 def flatten_content(content: object) -> str:
@@ -103,7 +109,10 @@ def flatten_content(content: object) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence):
-        raise BadRequest(f"a message's content is {type(content).__name__}: it must be a string or a list of parts.", field="messages")
+        raise BadRequest(
+            f"a message's content is {type(content).__name__}: it must be a string or a list of parts.",
+            field="messages",
+        )
     texts: list[str] = []
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
