@@ -12,7 +12,7 @@ from twinpool.sched.admission import check_can_ever_fit
 from twinpool.sched.batch import build, pages_short_for_decode
 from twinpool.sched.book import Book, Delta, Retraction
 from twinpool.sched.commit import apply, release_if_finished
-from twinpool.sched.publish import release
+from twinpool.sched.publish import publish_chunk, release
 from twinpool.sched.queue import WaitQueue
 from twinpool.sched.retract import RETRACT_DECODE_STEPS, NewTokenRatio, retraction_order
 from twinpool.sched.sequence import Sequence
@@ -151,6 +151,8 @@ class Scheduler:
     def _send_back(self, sequence: Sequence) -> None:
         """Return a running request to the front of the queue; what it computed stays in the tree while there is room."""
         book, request = self.book, sequence.request
+        # Its tracked checkpoint first, then its end: eviction takes the short tail before the long rest.
+        publish_chunk(book, sequence)
         release(book, sequence, publish=True)
         request.phase = Phase.WAITING
         request.retractions += 1
