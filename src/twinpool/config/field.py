@@ -38,7 +38,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A field of an options class, with all that is known about it. kind: str, int, float or bool; choices: () if free."""
+    """A field of an options class, with all that is known about it. kind: str, int, float or bool."""
 
     field: str
     flag: Flag
@@ -127,6 +127,7 @@ def options_of(owner: type) -> tuple[Option, ...]:
         flags = [extra for extra in getattr(hints[field.name], "__metadata__", ()) if isinstance(extra, Flag)]
         if flags:
             kind, choices, optional = _kind_of(typing.get_args(hints[field.name])[0])
+            assert isinstance(field.default, Value), f"{field.name} has no plain default"
             found.append(Option(field.name, flags[0], kind, choices, optional, field.default))
     return tuple(found)
 

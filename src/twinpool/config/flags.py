@@ -1,4 +1,4 @@
-"""From a command line, or from keywords of `LLM(...)`, to ServeOptions. What a flag is, is read from config/options.py."""
+"""From a command line, or from keywords of `LLM(...)`, to ServeOptions; what a flag is comes from config/options.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from twinpool.config.field import Option, options_of
-from twinpool.config.options import GROUPS, ParallelOptions, ServeOptions
+from twinpool.config.options import GROUPS, ParallelOptions, ServeOptions, all_options
 from twinpool.config.refused import refusal_of_flag
 from twinpool.errors import ConfigError
 
@@ -77,7 +77,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _by_flag() -> dict[str, Option]:
-    return {name: option for option in options_of(ServeOptions) for name in (option.name, *option.flag.aliases)}
+    return {name: option for option in all_options() for name in (option.name, *option.flag.aliases)}
 
 
 def parse_serve(argv: Sequence[str]) -> ServeOptions:
@@ -87,7 +87,7 @@ def parse_serve(argv: Sequence[str]) -> ServeOptions:
     """
     options = _by_flag()
     parser = _Parser(prog="twinpool serve", allow_abbrev=False)
-    for option in options_of(ServeOptions):
+    for option in all_options():
         names = (option.name, *option.flag.aliases)
         if option.kind is bool:
             parser.add_argument(*names, dest=option.field, action="store_true", default=argparse.SUPPRESS)
@@ -100,7 +100,7 @@ def parse_serve(argv: Sequence[str]) -> ServeOptions:
     found, extra = parser.parse_known_args(list(argv))
     if extra:
         raise ConfigError(f"'{extra[0]}' belongs to no flag; see twinpool serve --help.")
-    by_field = {option.field: option for option in options_of(ServeOptions)}
+    by_field = {option.field: option for option in all_options()}
     return _build(
         {name: by_field[name].parse(text) if isinstance(text, str) else text for name, text in vars(found).items()}
     )
@@ -111,7 +111,7 @@ def options_from_keywords(keywords: Mapping[str, object]) -> ServeOptions:
 
     Raises ConfigError as `parse_serve` does.
     """
-    by_keyword = {option.keyword: option for option in options_of(ServeOptions)}
+    by_keyword = {option.keyword: option for option in all_options()}
     values: dict[str, object] = {}
     for keyword, value in keywords.items():
         option = by_keyword.get(keyword)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from twinpool.config.field import Flag, options_of
+from twinpool.config.field import Flag, Option, options_of
 
 FloatDtype = Literal["auto", "bfloat16", "float16", "float32"]
 StrategyChoice = Literal["auto", "no_buffer", "extra_buffer", "extra_buffer_lazy"]
@@ -231,8 +231,13 @@ class ServeOptions(ModelOptions, MemoryOptions, CacheOptions, ScheduleOptions, P
     given: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
-        for option in options_of(type(self)):
+        for option in all_options():
             option.check(getattr(self, option.field))
 
 
 GROUPS: tuple[type, ...] = (ModelOptions, MemoryOptions, CacheOptions, ScheduleOptions, ParallelOptions, ServerOptions)
+
+
+def all_options() -> tuple[Option, ...]:
+    """Every option, in the order of help."""
+    return tuple(option for group in GROUPS for option in options_of(group))

@@ -1,4 +1,4 @@
-"""Flags and values of the reference that twinpool knows and does not honour (refused.toml), and the sentence for each."""
+"""Flags and values of the reference that twinpool knows and does not honour (refused.toml): a sentence for each."""
 
 from __future__ import annotations
 

@@ -1,0 +1,49 @@
+"""`twinpool VERB ...`: finds the verb, and turns an expected error into one line on stderr and its exit code."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable, Sequence
+from importlib import metadata
+
+from twinpool.cli import serve
+from twinpool.errors import ConfigError, TwinpoolError
+
+# verb: (what it does, its function from arguments to exit code)
+VERBS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
+    "serve": ("serve a model with an OpenAI-compatible API", serve.run),
+}
+
+
+def help_text() -> str:
+    """What `twinpool --help` prints."""
+    lines = ["usage: twinpool VERB [options]", "", "Hybrid language models from two memory pools.", ""]
+    lines += [f"  {verb:10}{text}" for verb, (text, _) in VERBS.items()]
+    lines += ["", "  --help    this text; twinpool VERB --help for a verb's options", "  --version"]
+    return "\n".join(lines) + "\n"
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line and return its exit code. Raises ConfigError for an unknown verb."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(help_text(), end="")
+        return 0 if argv else ConfigError.exit_code
+    if argv[0] == "--version":
+        print(f"twinpool {metadata.version('twinpool')}")
+        return 0
+    if argv[0] not in VERBS:
+        close = difflib.get_close_matches(argv[0], VERBS, n=1)
+        raise ConfigError(
+            f"{argv[0]} is not a verb of twinpool; {f'did you mean {close[0]}?' if close else 'see twinpool --help.'}"
+        )
+    return VERBS[argv[0]][1](argv[1:])
+
+
+def main() -> None:
+    """Console entry point. A bug keeps its traceback."""
+    try:
+        sys.exit(run(sys.argv[1:]))
+    except TwinpoolError as error:
+        print(f"twinpool: error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
