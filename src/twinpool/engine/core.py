@@ -3,20 +3,22 @@
     engine = Engine.boot(options)                # or boot.boot_engine(options, ...)
     requests = engine.add(prompt_ids, params)    # params.n requests, each with its own rid
     while engine.has_work:
-        for output in engine.step(): ...         # Output: new text, tokens, log-probabilities, and the finish, if it ended
+        for output in engine.step(): ...         # Output: new text, tokens, log-probabilities, the finish if it ended
     engine.close()
 
-Threads: one thread calls add, abort, step, flush_cache and close. From any thread: `tokenizer`, `facts`, and `snapshot()`, which is
-the frozen picture taken after the last step. `step()` returns [] when there is nothing to do; wait for work elsewhere.
+Threads: one thread calls add, abort, step, flush_cache and close. From any thread: `tokenizer`, `facts`, and
+`snapshot()`, which is the frozen picture taken after the last step. `step()` returns [] when there is nothing to do;
+wait for work elsewhere.
 
-Text is decoded here, so that a stop string ends the request at once: `Output.text` is ready for the client (held back while it may
-turn into a stop string or lacks bytes of a character, cut at the stop string, without the end token), and joined it is the whole
-answer. `Output.finish` comes once per request, in its last Output.
+Text is decoded here, so that a stop string ends the request at once: `Output.text` is ready for the client (held back
+while it may turn into a stop string or lacks bytes of a character, cut at the stop string, without the end token), and
+joined it is the whole answer. `Output.finish` comes once per request, in its last Output.
 
-Metrics: `engine.observers.append(observer)`; an observer has the three methods of EngineObserver, all called in the engine's thread:
+Metrics: `engine.observers.append(observer)`; an observer has the three methods of EngineObserver, all called in the
+engine's thread:
     on_step(report: StepReport)          after each committed step; plan, result, outputs of that call, time, counts
-    on_finish(request: Request)          reuse, retractions, n_output, finish and all times (arrival_s, first_scheduled_s,
-                                         first_token_s, finished_s; clock of `engine.clock`) are final
+    on_finish(request: Request)          reuse, retractions, n_output, finish are final, and all times (arrival_s,
+                                         first_scheduled_s, first_token_s, finished_s, of `engine.clock`)
     on_retraction(retraction)            sched.book.Retraction
 Totals that only grow (evicted tokens and states, retractions, skipped checkpoints) are fields of Snapshot.
 """
@@ -71,7 +73,9 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Output:
-    """News of one request. tokens and logprobs (empty unless asked for) may be longer than `text`: text can be held back."""
+    """News of one request. tokens and logprobs (empty unless asked for) may be longer than `text`: text can be held
+    back.
+    """
 
     request: Request
     text: str = ""
@@ -178,7 +182,7 @@ class Engine:
         vocab_size = self.facts.spec.vocab_size
         params.validate(vocab_size=vocab_size)
         tokens = np.asarray(prompt, np.int64)
-        if len(tokens) and not (0 <= int(tokens.min()) and int(tokens.max()) < vocab_size):
+        if len(tokens) and not (int(tokens.min()) >= 0 and int(tokens.max()) < vocab_size):
             raise BadRequest(f"the prompt names a token outside the vocabulary of {vocab_size}.", field="prompt")
         added: list[Request] = []
         try:
@@ -209,7 +213,9 @@ class Engine:
         return tuple(added)
 
     def _with_seed(self, params: SamplingParams, copy: int) -> SamplingParams:
-        """A seed of its own for every sequence: drawn in order of arrival from --random-seed, or spread from the one given."""
+        """A seed of its own for every sequence: drawn in order of arrival from --random-seed, or spread from the one
+        given.
+        """
         if params.seed is None:
             self._n_seeds += 1
             return replace(params, seed=mix_seed(self.facts.resolved.random_seed, self._n_seeds))
@@ -220,7 +226,9 @@ class Engine:
         return self.scheduler.abort(rid)
 
     def step(self) -> list[Output]:
-        """Plan, run and commit at most one step each; return all news. At the end of all work the pools are checked for leaks."""
+        """Plan, run and commit at most one step each; return all news. At the end of all work the pools are checked
+        for leaks.
+        """
         self._committed = None
         outputs = [output for delta in self.loop.step() if (output := self._to_output(delta)) is not None]
         for failure in self.loop.failures:

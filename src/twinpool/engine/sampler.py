@@ -1,9 +1,9 @@
 """From one row of logits to one token. A row is chosen from alone: nothing of its batch mates reaches it.
 
-Order: penalties (repetition, then frequency and presence), logit bias, min_tokens mask; then either the largest logit (temperature 0
-or top_k 1) or: temperature, top-k, top-p of what top-k left, min-p relative to the most likely token, one draw.
-The draw uses one uniform number that depends on (seed, position) only. Log-probabilities are the log-softmax of the model's own
-logits, before all of the above, as the OpenAI API reports them.
+Order: penalties (repetition, then frequency and presence), logit bias, min_tokens mask; then either the largest logit
+(temperature 0 or top_k 1) or: temperature, top-k, top-p of what top-k left, min-p relative to the most likely token,
+one draw. The draw uses one uniform number that depends on (seed, position) only. Log-probabilities are the log-softmax
+of the model's own logits, before all of the above, as the OpenAI API reports them.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class SeenTokens:
     def penalise(self, logits: FloatArray, params: SamplingParams) -> None:
         """Lower the logits of seen tokens, in place. logits: float32 [vocab].
 
-        Repetition: prompt and output; a positive logit is divided by the penalty, a negative one multiplied. Frequency: its value
-        times the count in the output. Presence: its value once the token is in the output.
+        Repetition: prompt and output; a positive logit is divided by the penalty, a negative one multiplied.
+        Frequency: its value times the count in the output. Presence: its value once the token is in the output.
         """
         n_seen = len(self._index)
         ids, counts = self._ids[:n_seen], self._counts[:n_seen]
@@ -81,7 +81,7 @@ class SeenTokens:
 
 @dataclass(slots=True)
 class RowState:
-    """What the sampler keeps for one request while it runs. `seed` is never None here: the engine gave one at arrival."""
+    """What the sampler keeps for one request while it runs; its seed was given or drawn when it arrived."""
 
     params: SamplingParams
     seed: int
@@ -118,7 +118,7 @@ class RowState:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One row's outcome: a token (with its log-probability if asked for), or the sentence that says why there is none."""
+    """One row's outcome: a token (with its log-probability if asked for), or why there is none."""
 
     token: int | None
     logprob: TokenLogprob | None = None
@@ -128,7 +128,8 @@ class Sampled:
 def sample_row(logits: FloatArray, state: RowState, *, position: int) -> Sampled:
     """Choose the token after one row.
 
-    logits: float32 [vocab], contiguous, not changed. position: output tokens before this one. Remembers the token for the penalties.
+    logits: float32 [vocab], contiguous, not changed. position: output tokens before this one. Remembers the token for
+    the penalties.
     """
     # One pass: a sum is finite only if every term is.
     with np.errstate(invalid="ignore", over="ignore"):

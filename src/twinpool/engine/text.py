@@ -1,6 +1,7 @@
 """Text to tokens and back: a tokenizer with its chat template, and decoding of a token stream as it comes.
 
-The tokenizer is the checkpoint's own (`tokenizer.json` through the `tokenizers` library, the chat template through transformers).
+The tokenizer is the checkpoint's own (`tokenizer.json` through the `tokenizers` library, the chat template through
+transformers).
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Tokenizer:
         """
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-        # AutoTokenizer looks up the class first, which may rebuild a large vocabulary; the file alone says all that is needed.
+        # AutoTokenizer looks up the class first, which may rebuild a large vocabulary; the file alone says all that is
+        # needed.
         loader = PreTrainedTokenizerFast if (folder / "tokenizer.json").is_file() else AutoTokenizer
         try:
             hf_tokenizer = loader.from_pretrained(str(folder))
@@ -75,7 +77,9 @@ class Tokenizer:
         tools: Sequence[object] | None = None,
         template_options: Mapping[str, object] | None = None,
     ) -> str:
-        """The prompt text of a conversation. Raises BadRequest if there is no template or the template refuses the messages."""
+        """The prompt text of a conversation. Raises BadRequest if there is no template or the template refuses the
+        messages.
+        """
         from jinja2 import TemplateError
 
         if not self.has_chat_template:
@@ -103,7 +107,9 @@ class Tokenizer:
 
 
 def flatten_content(content: object) -> str:
-    """A message's content as text: a string, nothing, or parts of type 'text' joined by line breaks. Raises BadRequest otherwise."""
+    """A message's content as text: a string, nothing, or parts of type 'text' joined by line breaks. Raises BadRequest
+    otherwise.
+    """
     if content is None:
         return ""
     if isinstance(content, str):
@@ -140,8 +146,8 @@ def _eos_of_folder(folder: Path) -> frozenset[int]:
 class IncrementalDecoder:
     """Text of a growing token sequence; what it returns, joined, is the decoding of the whole sequence.
 
-    A window of tokens is decoded again with each new one, because a token's text may hang on its neighbours (leading spaces,
-    characters of several bytes). The window starts anew wherever the text so far is complete.
+    A window of tokens is decoded again with each new one, because a token's text may hang on its neighbours (leading
+    spaces, characters of several bytes). The window starts anew wherever the text so far is complete.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
@@ -221,7 +227,8 @@ class StopFinder:
 class StreamDecoder:
     """A request's tokens to the text its client sees: decoded as they come, cut at the first stop string.
 
-    `stopped` is the stop string that was found, or None. Stop strings that are complete before `min_tokens` tokens do not count.
+    `stopped` is the stop string that was found, or None. Stop strings that are complete before `min_tokens` tokens do
+    not count.
     """
 
     def __init__(

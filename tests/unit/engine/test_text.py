@@ -1,7 +1,10 @@
-"""Text in and out: the stream equals the whole, and a stop string is found at the same place however the stream is cut."""
+"""Text in and out: the stream equals the whole, and a stop string is found at the same place however the stream is
+cut.
+"""
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
 from pathlib import Path
 
@@ -79,7 +82,7 @@ def test_a_stop_string_is_found_at_the_same_place_whatever_the_cuts(
 ) -> None:
     edges = [0, *sorted(min(c, len(text)) for c in cuts), len(text)]
     finder = StopFinder(stops)
-    pieces = [finder.push(text[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [finder.push(text[a:b]) for a, b in itertools.pairwise(edges)]
     out = "".join(pieces) + finder.flush()
     ends = [(text.find(s) + len(s), text.find(s), s) for s in stops if s in text]
     if ends:
