@@ -169,8 +169,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Something waits, runs or is in flight."""
-        return not self.loop.idle
+        """Something waits, runs, is in flight, or is not told yet."""
+        return not self.loop.idle or bool(self.scheduler.book.deltas)
 
     def add(
         self, prompt: Int32Array | Sequence[int], params: SamplingParams, *, priority: int = 0
@@ -230,7 +230,11 @@ class Engine:
         for leaks.
         """
         self._committed = None
-        outputs = [output for delta in self.loop.step() if (output := self._to_output(delta)) is not None]
+        outputs: list[Output] = []
+        deltas = self.loop.step()
+        while deltas:
+            outputs += [output for delta in deltas if (output := self._to_output(delta)) is not None]
+            deltas = self.scheduler.take_deltas()  # a stop string may have ended a request just now
         for failure in self.loop.failures:
             log.error("a step failed; its requests ended with an error", exc_info=failure)
         self.loop.failures.clear()

@@ -75,7 +75,7 @@ class SeenTokens:
             penalty = np.float32(params.repetition_penalty)
             values = np.where(values > 0, values / penalty, values * penalty)
         values = values - np.float32(params.frequency_penalty) * counts
-        values = values - np.float32(params.presence_penalty) * (counts > 0)
+        values = values - np.float32(params.presence_penalty) * (counts > 0).astype(np.float32)
         logits[ids] = values
 
 

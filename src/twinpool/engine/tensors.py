@@ -1,7 +1,8 @@
 """The rank's one buffer, and what lies where in it: typed, strided views of KV pages and state slots for every layer.
 
-    KV page:    layer 0: K [page_size, heads, dim], V [page_size, heads, dim]; layer 1: K, V; ...   (attention layers only)
-    state slot: ssm state of every linear layer, then the conv window of every linear layer; rounded up to whole pages
+    KV page:    layer 0: K [page_size, heads, dim], V [page_size, heads, dim]; layer 1: K, V; ...   (attention layers
+    only) state slot: ssm state of every linear layer, then the conv window of every linear layer; rounded up to whole
+    pages
 
 Views never copy: what a kernel writes through them is in the buffer (memory/arena.py has the geometry).
 """
@@ -143,7 +144,7 @@ def _state_views(
 def _view(
     typed: torch.Tensor, item: tuple[int, ...], at_bytes: int, *, count: int, stride_bytes: int
 ) -> tuple[torch.Tensor, int]:
-    """(`count` items, one every `stride_bytes` from `at_bytes` on, as [count, *item]; the byte after the first item)."""
+    """(`count` items, one every `stride_bytes` from `at_bytes` on: [count, *item]; the byte after the first item)."""
     width = typed.element_size()
     assert at_bytes % width == 0, "an item starts between elements"
     assert stride_bytes % width == 0, "items lie between elements"

@@ -1,0 +1,86 @@
+"""A step plan as flat arrays: what the model reads, without copying a page table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from twinpool.request import Int32Array
+from twinpool.step import StepPlan
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class LastTokens:
+    """The token sampled last for each running request: the input of its next decode row."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[int, int] = {}
+
+    def put(self, rid: int, token: int) -> None:
+        """Remember a sampled token."""
+        self._tokens[rid] = token
+
+    def get(self, rid: int) -> int:
+        """The token sampled last for a request; asking for one that never sampled is a bug (KeyError)."""
+        return self._tokens[rid]
+
+    def forget(self, rid: int) -> None:
+        """The request has left."""
+        self._tokens.pop(rid, None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedStep:
+    """Rows laid one after another; T tokens, R rows.
+
+    input_ids, positions: int64 [T]; row_offsets: int32 [R + 1], row r is tokens [row_offsets[r], row_offsets[r + 1]);
+    starts, ends: int32 [R], absolute positions; slots: int32 [R]. checkpoint_offsets: int32 [R], tokens of the row
+    after which its state is also written to checkpoint_slots[r], 0 for none. pages: the rows' page tables (int32
+    arrays, not copied). sample_at: int64 [sampling rows], the packed place of each sampling row's last token.
+    """
+
+    input_ids: Int64Array
+    positions: Int64Array
+    row_offsets: Int32Array
+    starts: Int32Array
+    ends: Int32Array
+    slots: Int32Array
+    checkpoint_offsets: Int32Array
+    checkpoint_slots: Int32Array
+    pages: tuple[Int32Array, ...]
+    sample_at: Int64Array
+
+
+def pack(plan: StepPlan, last: LastTokens) -> PackedStep:
+    """Flatten a plan; decode rows take their token from `last`."""
+    rows = plan.rows
+    starts = np.array([row.start for row in rows], np.int32)
+    ends = np.array([row.end for row in rows], np.int32)
+    offsets = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum(ends - starts, out=offsets[1:])
+    input_ids = np.empty(int(offsets[-1]), np.int64)
+    positions = np.empty(int(offsets[-1]), np.int64)
+    for row, at in zip(rows, offsets.tolist(), strict=False):
+        if row.tokens is None:
+            assert row.end == row.start + 1, "a decode row has one token"
+            input_ids[at], positions[at] = last.get(row.rid), row.start
+        else:
+            input_ids[at : at + row.end - row.start] = row.tokens
+            positions[at : at + row.end - row.start] = np.arange(row.start, row.end)
+    return PackedStep(
+        input_ids=input_ids,
+        positions=positions,
+        row_offsets=offsets,
+        starts=starts,
+        ends=ends,
+        slots=np.array([row.slot for row in rows], np.int32),
+        checkpoint_offsets=np.array(
+            [0 if row.checkpoint_at is None else row.checkpoint_at - row.start for row in rows], np.int32
+        ),
+        checkpoint_slots=np.array([row.checkpoint_slot for row in rows], np.int32),
+        pages=tuple(row.pages for row in rows),
+        sample_at=np.array([int(offsets[i + 1]) - 1 for i, row in enumerate(rows) if row.sample], np.int64),
+    )

@@ -1,0 +1,111 @@
+"""Tiny random checkpoints of every adopted family, saved by unmodified transformers, with a byte-level tokenizer.
+
+folder = tiny_checkpoint("qwen3_5", cache_dir)       # a Hugging Face folder
+reference = load_reference(folder)                   # transformers' own model, float32, eager attention
+reference_greedy(reference, prompt_ids, 12)          # token by token over one uncut pass each
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+FAMILIES = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
+VOCAB = 260  # 256 bytes, <|endoftext|>, <|im_start|>, <|im_end|>, one that no text makes
+EOS = 258
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 16, "intermediate_size": 48, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "max_position_embeddings": 1024,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "eos_token_id": EOS, "pad_token_id": 256, "bos_token_id": None, "tie_word_embeddings": False,
+    # Large weights, so that greedy choices are far apart.
+    "initializer_range": 0.3,
+}  # fmt: skip
+_MOE: dict[str, Any] = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+}  # fmt: skip
+_CLASSES = {
+    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {}),
+    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", _MOE),
+    "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", _MOE),
+}
+
+
+def tiny_checkpoint(family: str, cache_dir: Path, *, dtype: str = "float32", seed: int = 0, **changes: Any) -> Path:
+    """A folder with weights, config, tokenizer and chat template of a tiny random model; made once per cache_dir.
+
+    changes: config keys to override.
+    """
+    name = "-".join([family, dtype, str(seed), *(f"{k}={v}" for k, v in sorted(changes.items()))])
+    folder = cache_dir / name
+    if folder.is_dir():
+        return folder
+    config_name, model_name, extra = _CLASSES[family]
+    config = getattr(transformers, config_name)(**{**_COMMON, **extra, **changes}, dtype=dtype)
+    torch.manual_seed(seed)
+    model = getattr(transformers, model_name)(config).to(getattr(torch, dtype)).eval()
+    with torch.no_grad():
+        _spread(model)
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [EOS], "do_sample": False}))
+    return folder
+
+
+def _spread(model: torch.nn.Module) -> None:
+    """Give what transformers initialises to constants random values, so that a term that is left out is seen."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("dt_bias"):
+            parameter.copy_(torch.rand_like(parameter.float()) * 2 - 1)
+        elif name.endswith("A_log"):
+            parameter.copy_(torch.log(torch.rand_like(parameter.float()) * 4 + 0.2))
+        elif "norm" in name:
+            parameter.add_(torch.randn_like(parameter.float()).mul(0.1).to(parameter.dtype))
+
+
+def write_tokenizer(folder: Path) -> None:
+    """tokenizer.json of one token per byte, and the chat template."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    raw = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    raw.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    raw.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": CHAT_TEMPLATE})
+    )
+
+
+@cache
+def load_reference(folder: Path) -> Any:
+    """Unmodified transformers, float32, eager attention."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    return model.eval()
+
+
+@torch.inference_mode()
+def reference_logits(model: Any, ids: list[int]) -> torch.Tensor:
+    """float32 [tokens, vocab] of one uncut pass."""
+    return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
+
+
+def reference_greedy(model: Any, prompt: list[int], n_tokens: int, *, eos: int | None = EOS) -> list[int]:
+    """Greedy continuation by uncut passes (some families resume a saved state wrongly in transformers itself)."""
+    ids = list(prompt)
+    while len(ids) < len(prompt) + n_tokens:
+        ids.append(int(reference_logits(model, ids)[-1].argmax()))
+        if ids[-1] == eos:
+            break
+    return ids[len(prompt) :]
