@@ -32,7 +32,9 @@ class ModelOptions:
     ] = None
     served_model_name: Annotated[
         str | None,
-        Flag("The model's name in /v1/models and in responses.", metavar="NAME", default_text="the model path"),
+        Flag(
+            "The model's name in /v1/models and in responses.", metavar="NAME", default_text="the model path, or demo"
+        ),
     ] = None
     revision: Annotated[
         str | None, Flag("Branch, tag or commit of a hub id.", metavar="NAME", default_text="the hub's default branch")
@@ -214,7 +216,7 @@ class ServerOptions:
     api_key: Annotated[
         str | None,
         Flag("Key that every request must bring as a bearer token.", metavar="KEY", default_text="none is asked for"),
-    ] = None
+    ] = field(default=None, repr=False)
     enable_cache_report: Annotated[bool, Flag("Report cached tokens in the usage of OpenAI responses.")] = False
     enable_metrics: Annotated[bool, Flag("Serve Prometheus metrics at /metrics.")] = False
     decode_log_interval: Annotated[int, Flag("Decode steps between two log lines.", metavar="STEPS", at_least=1)] = 40

@@ -1,0 +1,80 @@
+"""The command line: verbs, exit codes, one line for an expected error, a traceback for a bug."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from twinpool.cli import main
+from twinpool.errors import ConfigError, MemoryRefusal
+
+
+def outcome(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["twinpool", *argv])
+    with pytest.raises(SystemExit) as left:
+        main.main()
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+def test_help_lists_the_verbs_that_exist(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert outcome(monkeypatch, "--help") == 0
+    text = capsys.readouterr().out
+    assert all(f"  {verb} " in text for verb in main.VERBS)
+    assert outcome(monkeypatch) == 2
+    assert capsys.readouterr().out == text
+
+
+def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert outcome(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == "twinpool 0.1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["srve"], "twinpool: error: srve is not a verb of twinpool; did you mean serve?\n"),
+        (["zzz"], "twinpool: error: zzz is not a verb of twinpool; see twinpool --help.\n"),
+        (["serve", "--prt", "1"], "twinpool: error: --prt is not a flag of twinpool; did you mean --port?\n"),
+    ],
+)
+def test_a_wrong_command_is_one_line_and_exit_2(
+    argv: list[str], line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert outcome(monkeypatch, *argv) == 2
+    assert capsys.readouterr() == ("", line)
+
+
+@pytest.mark.parametrize(("error", "code"), [(ConfigError("no."), 2), (MemoryRefusal("small."), 3)])
+def test_exit_codes(
+    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(argv: object) -> int:
+        raise error
+
+    monkeypatch.setitem(main.VERBS, "serve", ("serve", fail))
+    assert outcome(monkeypatch, "serve") == code
+    assert capsys.readouterr().err == f"twinpool: error: {error}\n"
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(argv: object) -> int:
+        raise KeyError("bug")
+
+    monkeypatch.setitem(main.VERBS, "serve", ("serve", fail))
+    monkeypatch.setattr(sys, "argv", ["twinpool", "serve"])
+    with pytest.raises(KeyError):
+        main.main()
+
+
+def test_help_and_bad_flags_do_not_load_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.modules['twinpool.server.app'] = None\n"
+        "from twinpool.cli.main import main\n"
+        "sys.argv = ['twinpool', 'serve', '--hicache-ratio', '2']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("twinpool: error: --hicache-ratio is not supported: ")

@@ -1,0 +1,125 @@
+"""Write docs/flags.md, docs/errors.md and docs/metrics.md from the code; with --check, fail when one does not match.
+
+python tools/docs.py            # write the pages
+python tools/docs.py --check    # exit 1 and name the pages that drifted
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from twinpool import errors
+from twinpool.config.flags import flag_rows
+from twinpool.config.refused import refusals
+from twinpool.metrics import CATALOGUE, USUAL_LABELS
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+NOTE = "<!-- Written by tools/docs.py (make docs); edit the code it is made from, not this page. -->"
+
+
+def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> list[str]:
+    lines = [head, tuple("-" for _ in head), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines] + [""]
+
+
+def flags_page() -> str:
+    """Every honoured flag by group, then every refused flag and value with its reason."""
+    lines = [NOTE, "# Flags of `twinpool serve`", ""]
+    lines += ["`LLM(...)` takes the same names as keywords: `--page-size 16` is `page_size=16`.", ""]
+    for group, rows in itertools.groupby(flag_rows(), key=lambda row: row.group):
+        lines += [f"## {group}", ""]
+        cells = (
+            (
+                " ".join(f"`{name}`" for name in (row.name, *row.aliases)),
+                f"`{row.metavar}`" if row.metavar else "",
+                row.default,
+                row.help,
+            )
+            for row in rows
+        )
+        lines += _table(("Flag", "Value", "Default", "Meaning"), cells)
+    lines += ["## Known and refused", "", "Flags of the reference that are not honoured. None is ignored.", ""]
+    by_reason = itertools.groupby(refusals().flags.items(), key=lambda item: item[1])
+    lines += _table(
+        ("Flags", "Why"), ((" ".join(f"`{name}`" for name, _ in items), f"{why}.") for why, items in by_reason)
+    )
+    by_value = itertools.groupby(refusals().values.items(), key=lambda item: (item[0][0], item[1]))
+    values = ((f"`{flag}`", " ".join(f"`{key[1]}`" for key, _ in items), f"{why}.") for (flag, why), items in by_value)
+    lines += _table(("Flag", "Values", "Why"), values)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _classes(root: type[errors.TwinpoolError]) -> Iterator[type[errors.TwinpoolError]]:
+    for child in root.__subclasses__():
+        if child.__module__ == errors.__name__:
+            yield child
+            yield from _classes(child)
+
+
+def errors_page() -> str:
+    """Every expected error with its exit code or HTTP status."""
+    lines = [NOTE, "# Errors", ""]
+    lines += ["An expected error is one sentence: what was needed, what there is, what would fit, which flag.", ""]
+    lines += ["A traceback is a bug.", "", "## On the command line", ""]
+    found = list(_classes(errors.TwinpoolError))
+    lines += _table(
+        ("Error", "Exit code", "When"),
+        (
+            (f"`{one.__name__}`", str(one.exit_code), one.__doc__ or "")
+            for one in found
+            if not issubclass(one, errors.RequestError)
+        ),
+    )
+    lines += ["## In an answer of the server", ""]
+    lines += _table(
+        ("Error", "HTTP status", "`code`", "When"),
+        (
+            (f"`{one.__name__}`", str(one.status), f"`{one.code}`", one.__doc__ or "")
+            for one in found
+            if issubclass(one, errors.RequestError) and one is not errors.RequestError
+        ),
+    )
+    lines += ["Flags that are known and refused: [flags.md](flags.md#known-and-refused).", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def metrics_page() -> str:
+    """Every metric with its kind, labels and meaning."""
+    lines = [NOTE, "# Metrics", "", "Served at `/metrics` with `--enable-metrics`. Every metric also has the labels "]
+    lines[-1] += f"{', '.join(f'`{name}`' for name in USUAL_LABELS)}."
+    lines.append("")
+    rows = ((f"`{one.name}`", one.kind, " ".join(f"`{label}`" for label in one.labels), one.help) for one in CATALOGUE)
+    lines += _table(("Metric", "Kind", "Own labels", "Meaning"), rows)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {"flags.md": flags_page, "errors.md": errors_page, "metrics.md": metrics_page}
+
+
+def drifted(folder: Path) -> list[str]:
+    """Names of the pages in `folder` that are missing or differ from the code."""
+    return [
+        name for name, page in PAGES.items() if not (folder / name).exists() or (folder / name).read_text() != page()
+    ]
+
+
+def main() -> int:
+    """Write or check the pages; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page differs from the code")
+    if not parser.parse_args().check:
+        for name, page in PAGES.items():
+            (DOCS / name).write_text(page())
+        return 0
+    found = drifted(DOCS)
+    for name in found:
+        print(f"docs/{name} does not match the code; run: make docs", file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
