@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import types
 import typing
 from dataclasses import dataclass, fields
@@ -102,6 +103,8 @@ class Option:
 
     def _check_range(self, value: int | float) -> None:
         flag = self.flag
+        if not math.isfinite(value):
+            raise ConfigError(f"{self.name} must be a finite number, got {value}.")
         if flag.minus_one:
             if value != -1 and value < 1:
                 raise ConfigError(f"{self.name} must be -1 ({flag.minus_one}) or a positive integer, got {value}.")
@@ -112,7 +115,7 @@ class Option:
             (flag.above is None or value > flag.above, "above", flag.above),
         )
         for fine, words, limit in rules:
-            if not fine:  # written this way round, NaN is refused as well
+            if not fine:
                 raise ConfigError(
                     f"{self.name} must be {words} {limit:g}, got {format_bytes(value) if flag.size else value}."
                 )
