@@ -17,6 +17,7 @@ from twinpool.units import format_bytes, round_down, round_up
 Origin = Literal["flag", "model default", "default", "derived", "measured"]
 T = TypeVar("T")
 DEMO_NAME = "demo"
+COMPUTE_DTYPES = ("bfloat16", "float16", "float32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,7 @@ def resolve(options: ServeOptions, spec: ModelSpec, device: DeviceFacts) -> Reso
     _resolve_memory(decided, options, spec, device)
     warnings = _resolve_cache(decided, options, spec, device)
     decided.copy_rest()
-    return Resolved(**decided.values, origins=decided.origins, warnings=warnings)
+    return Resolved(**decided.values, origins=decided.origins, warnings=(*spec.warnings, *warnings))
 
 
 def _resolve_model(decided: _Decisions, options: ServeOptions, spec: ModelSpec) -> None:
@@ -161,6 +162,10 @@ def _resolve_model(decided: _Decisions, options: ServeOptions, spec: ModelSpec) 
             f"use at most {spec.context_len}."
         )
     decided.pick("context_len", options.context_length, spec.context_len, "model default")
+    if options.dtype == "auto" and spec.dtype not in COMPUTE_DTYPES:
+        raise ConfigError(
+            f"The checkpoint's data type {spec.dtype} is not one of {', '.join(COMPUTE_DTYPES)}; choose one with --dtype."
+        )
     dtype = decided.pick("dtype", _unless_auto(options.dtype), spec.dtype, "model default")
     decided.pick("kv_cache_dtype", _unless_auto(options.kv_cache_dtype), dtype, "derived")
     decided.pick("mamba_ssm_dtype", options.mamba_ssm_dtype, spec.ssm_dtype, "model default")

@@ -158,6 +158,23 @@ def test_model_default_beats_the_default_and_a_flag_beats_both() -> None:
     assert (got.page_size, got.origins["page_size"]) == (1, "default")
 
 
+def test_an_unusual_checkpoint_dtype_needs_a_flag() -> None:
+    odd = spec_of(dtype="float64")
+    assert refuse(spec=odd) == (
+        "The checkpoint's data type float64 is not one of bfloat16, float16, float32; choose one with --dtype."
+    )
+    assert run(spec=odd, dtype="float32").dtype == "float32"
+
+
+def test_warnings_of_the_spec_are_passed_on() -> None:
+    assert run(spec=spec_of(warnings=("odd.",)), chunked_prefill_size=32).warnings[0] == "odd."
+
+
+def test_state_dtype_of_the_config_yields_to_the_flag() -> None:
+    assert run(spec=spec_of(ssm_dtype="float16")).mamba_ssm_dtype == "float16"
+    assert run(spec=spec_of(ssm_dtype="float16"), mamba_ssm_dtype="float32").origins["mamba_ssm_dtype"] == "flag"
+
+
 def test_served_model_name_follows_the_path() -> None:
     assert run(model_path="org/model").served_model_name == "org/model"
 
@@ -220,7 +237,7 @@ def test_refusals_in_the_words_of_the_reference() -> None:
     for name in ("extra_buffer", "extra_buffer_lazy"):
         text = refuse(spec=no_support, mamba_radix_cache_strategy=name)
         assert text == "extra_buffer is not supported for Lfm2ForCausalLM; use no_buffer."
-        dense = spec_of(n_linear_layers=0, architecture="LlamaForCausalLM")
+        dense = spec_of(layers=(), architecture="LlamaForCausalLM")
         text = refuse(spec=dense, mamba_radix_cache_strategy=name)
         assert text == f"--mamba-radix-cache-strategy {name} needs mamba state, got LlamaForCausalLM."
     assert (
