@@ -164,7 +164,7 @@ def _resolve_model(decided: _Decisions, options: ServeOptions, spec: ModelSpec) 
     decided.pick("context_len", options.context_length, spec.context_len, "model default")
     if options.dtype == "auto" and spec.dtype not in COMPUTE_DTYPES:
         raise ConfigError(
-            f"The checkpoint's data type {spec.dtype} is not one of {', '.join(COMPUTE_DTYPES)}; choose one with --dtype."
+            f"The checkpoint's data type {spec.dtype} is not one of {', '.join(COMPUTE_DTYPES)}; choose with --dtype."
         )
     dtype = decided.pick("dtype", _unless_auto(options.dtype), spec.dtype, "model default")
     decided.pick("kv_cache_dtype", _unless_auto(options.kv_cache_dtype), dtype, "derived")
@@ -228,7 +228,7 @@ def _resolve_cache(decided: _Decisions, options: ServeOptions, spec: ModelSpec, 
     decided.put("overlap", choice.overlap, overlap_origin)
     slots = slots_per_request(choice.strategy, overlap=choice.overlap, radix=radix)
     decided.put("slots_per_request", slots, "derived")
-    decided.put("track_slots", track_slots(choice.strategy, overlap=choice.overlap) if radix else 0, "derived")
+    decided.put("track_slots", track_slots(choice.strategy, overlap=choice.overlap), "derived")
     if not radix:  # no checkpoint is kept, so nothing needs to lie on a grid
         decided.put("grids", Grids(page_size, spec.chunk_tokens, page_size, page_size), "derived")
         return ()

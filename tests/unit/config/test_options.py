@@ -249,7 +249,7 @@ def test_rows_carry_text_for_every_flag() -> None:
 
 def test_importing_config_is_light() -> None:
     code = (
-        "import sys; import twinpool.config.flags\n"
+        "import sys; import twinpool.config.flags, twinpool.config.resolve\n"
         "heavy = {'torch', 'transformers', 'numpy', 'fastapi', 'pydantic', 'uvicorn'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

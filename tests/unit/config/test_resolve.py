@@ -161,7 +161,7 @@ def test_model_default_beats_the_default_and_a_flag_beats_both() -> None:
 def test_an_unusual_checkpoint_dtype_needs_a_flag() -> None:
     odd = spec_of(dtype="float64")
     assert refuse(spec=odd) == (
-        "The checkpoint's data type float64 is not one of bfloat16, float16, float32; choose one with --dtype."
+        "The checkpoint's data type float64 is not one of bfloat16, float16, float32; choose with --dtype."
     )
     assert run(spec=odd, dtype="float32").dtype == "float32"
 
@@ -296,6 +296,18 @@ def test_radix_off_ignores_the_strategy_and_the_grids() -> None:
 )
 def test_refusals_in_our_words(options: dict[str, object], sentence: str) -> None:
     assert refuse(**options).startswith(sentence)
+
+
+def test_an_interval_as_long_as_the_draft_is_enough() -> None:
+    got = run(mamba_track_interval=4, speculative_num_draft_tokens=4, mamba_radix_cache_strategy="extra_buffer")
+    assert got.mamba_track_interval == 4
+
+
+def test_context_parallel_ranks_widen_the_page() -> None:
+    got = run(page_size=16, dcp_size=3)
+    assert (got.grids.checkpoint_tokens, got.grids.track_tokens) == (192, 768)
+    assert got.chunked_prefill_size == 4096 // 48 * 48
+    assert "page of 48 tokens; use 48 or 96" in refuse(page_size=16, dcp_size=3, chunked_prefill_size=64)
 
 
 def test_a_chunk_below_the_state_chunk_warns_where_states_are_tracked() -> None:
