@@ -1,0 +1,1 @@
+"""Full attention: keys and values of every token, in pages."""

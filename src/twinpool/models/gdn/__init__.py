@@ -1,0 +1,1 @@
+"""Gated DeltaNet: Qwen3-Next, Qwen3.5."""

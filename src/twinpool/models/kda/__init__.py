@@ -1,0 +1,1 @@
+"""Kimi Delta Attention: Kimi-Linear, Kimi-K3."""

@@ -1,0 +1,1 @@
+"""Short convolution: LFM2."""
