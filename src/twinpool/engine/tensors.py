@@ -17,27 +17,13 @@ import numpy as np
 import torch
 
 from twinpool.memory.arena import ALIGN_BYTES, Arena
+from twinpool.models.attention.spec import GqaSpec
+from twinpool.models.shapes import StateShapes
 from twinpool.request import Int32Array
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # All bits set is a NaN in every float format.
 _NAN_BYTE = 0xFF
-
-
-@dataclass(frozen=True, slots=True)
-class KvShape:
-    """Keys (and likewise values) of one token in one attention layer."""
-
-    heads: int
-    head_dim: int
-
-
-@dataclass(frozen=True, slots=True)
-class StateShape:
-    """One sequence's state in one linear layer: conv window and ssm (temporal) state."""
-
-    conv: tuple[int, ...]
-    ssm: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +36,7 @@ class KvViews:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateViews:
-    """One linear layer's states: conv [slots + 1, *conv shape], ssm [slots + 1, *ssm shape]; slot 0 is padding."""
+    """One linear layer's states: conv [slots + 1, *conv], ssm [slots + 1, *temporal]; slot 0 is padding."""
 
     conv: torch.Tensor
     ssm: torch.Tensor
@@ -64,8 +50,8 @@ class Memory:
         arena: Arena,
         *,
         page_size: int,
-        kv_shapes: Sequence[KvShape],
-        state_shapes: Sequence[StateShape],
+        kv_shapes: Sequence[GqaSpec],
+        state_shapes: Sequence[StateShapes],
         kv_dtype: str,
         ssm_dtype: str,
         conv_dtype: str,
@@ -110,28 +96,30 @@ def _zeroed(size_bytes: int, device: str) -> torch.Tensor:
     return torch.from_numpy(room[start : start + size_bytes // 4 * 4])
 
 
-def _kv_views(typed: torch.Tensor, arena: Arena, *, page_size: int, shapes: Sequence[KvShape]) -> tuple[KvViews, ...]:
+def _kv_views(typed: torch.Tensor, arena: Arena, *, page_size: int, shapes: Sequence[GqaSpec]) -> tuple[KvViews, ...]:
     """Views of every attention layer; `typed` is the buffer in the KV dtype."""
     views: list[KvViews] = []
     at_bytes = arena.kv_offset_bytes
     for shape in shapes:
-        item = (page_size, shape.heads, shape.head_dim)
-        keys, at_bytes = _view(typed, item, at_bytes, count=arena.n_pages + 1, stride_bytes=arena.page_bytes)
-        values, at_bytes = _view(typed, item, at_bytes, count=arena.n_pages + 1, stride_bytes=arena.page_bytes)
-        views.append(KvViews(keys, values))
+        pair: list[torch.Tensor] = []
+        for head_dim in (shape.head_dim, shape.v_head_dim):
+            item = (page_size, shape.kv_heads, head_dim)
+            view, at_bytes = _view(typed, item, at_bytes, count=arena.n_pages + 1, stride_bytes=arena.page_bytes)
+            pair.append(view)
+        views.append(KvViews(*pair))
     assert at_bytes - arena.kv_offset_bytes <= arena.page_bytes, "the layers' KV is larger than a page"
     return tuple(views)
 
 
 def _state_views(
-    ssm: torch.Tensor, conv: torch.Tensor, arena: Arena, shapes: Sequence[StateShape]
+    ssm: torch.Tensor, conv: torch.Tensor, arena: Arena, shapes: Sequence[StateShapes]
 ) -> tuple[StateViews, ...]:
     """Views of every linear layer; all ssm states first, so that the wider elements stay aligned."""
     count, stride = arena.n_slots + 1, arena.slot_stride_bytes
     at_bytes = 0
     ssm_views: list[torch.Tensor] = []
     for shape in shapes:
-        view, at_bytes = _view(ssm, shape.ssm, at_bytes, count=count, stride_bytes=stride)
+        view, at_bytes = _view(ssm, shape.temporal, at_bytes, count=count, stride_bytes=stride)
         ssm_views.append(view)
     views: list[StateViews] = []
     for shape, ssm_view in zip(shapes, ssm_views, strict=True):

@@ -10,8 +10,10 @@ import torch
 
 from twinpool.engine.executor import TorchExecutor
 from twinpool.engine.inputs import PackedStep
-from twinpool.engine.tensors import KvShape, Memory, StateShape
+from twinpool.engine.tensors import Memory
 from twinpool.memory.arena import Arena
+from twinpool.models.attention.spec import GqaSpec
+from twinpool.models.shapes import StateShapes
 from twinpool.request import SamplingParams
 from twinpool.step import Joined, Row, SlotOrder, StepPlan
 
@@ -21,7 +23,7 @@ PAGES = np.arange(1, 9, dtype=np.int32)
 
 def make_memory() -> Memory:
     arena = Arena(page_bytes=16, slot_bytes=16, n_slots=3, n_pages=9)
-    shapes = {"kv_shapes": [KvShape(1, 2)], "state_shapes": [StateShape(conv=(2,), ssm=(2,))]}
+    shapes = {"kv_shapes": [GqaSpec(1, 2, 2)], "state_shapes": [StateShapes(conv=(2,), temporal=(2,))]}
     return Memory(arena, page_size=1, **shapes, kv_dtype="float32", ssm_dtype="float32", conv_dtype="float32")
 
 

@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from twinpool.engine.tensors import KvShape, Memory, StateShape
+from twinpool.engine.tensors import Memory
 from twinpool.memory.arena import Arena
+from twinpool.models.attention.spec import GqaSpec
+from twinpool.models.shapes import StateShapes
 from twinpool.units import GIB
 
 PAGE_SIZE = 2
-KV = [KvShape(heads=2, head_dim=3), KvShape(heads=1, head_dim=4)]
-STATES = [StateShape(conv=(3, 5), ssm=(2, 3, 4)), StateShape(conv=(3, 3), ssm=(1, 2, 2))]
+KV = [GqaSpec(2, 3, 3), GqaSpec(1, 4, 4)]
+STATES = [StateShapes(conv=(3, 5), temporal=(2, 3, 4)), StateShapes(conv=(3, 3), temporal=(1, 2, 2))]
 
 
 def make(*, kv: str = "bfloat16", ssm: str = "float32", conv: str = "bfloat16") -> Memory:
@@ -101,7 +103,7 @@ def test_poison_is_nan_in_every_dtype_and_hits_nothing_else(dtype: str) -> None:
 def test_a_large_arena_takes_no_memory_before_it_is_used() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     arena = Arena(page_bytes=80, slot_bytes=80, n_slots=1, n_pages=4 * GIB // 80)
-    shapes = [KvShape(2, 3), KvShape(1, 4)]
+    shapes = [GqaSpec(2, 3, 3), GqaSpec(1, 4, 4)]
     memory = Memory(
         arena,
         page_size=2,
