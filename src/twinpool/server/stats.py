@@ -1,0 +1,174 @@
+"""What the engine does, as metrics: an observer that counts in the engine's thread, and the gauges taken at a scrape."""
+
+from __future__ import annotations
+
+from twinpool.engine.core import Engine, Output, StepReport
+from twinpool.memory.ledger import Ledger
+from twinpool.request import REUSE_GAPS, Request
+from twinpool.sched.book import Retraction
+from twinpool.server.meters import Meters
+from twinpool.units import to_gib
+
+_WINDOW_S = 1.0
+
+
+class EngineStats:
+    """Counts steps and finished requests. `gen_throughput` is the rate of the last full window of work, in tokens a second."""
+
+    def __init__(self, meters: Meters) -> None:
+        self.gen_throughput = 0.0
+        self._meters = meters
+        self._last_token_s: dict[int, float] = {}
+        self._window_start_s: float | None = None
+        self._window_tokens = 0
+        self._window_retracted = 0
+
+    def on_step(self, report: StepReport) -> None:
+        """Tokens of a committed step."""
+        rows = report.plan.rows
+        computed = sum(row.end - row.start for row in rows if row.tokens is not None)
+        self._meters.add("sglang:realtime_tokens_total", computed, "prefill_compute")
+        admitted: list[Request] = []
+        for output in report.outputs:
+            if output.tokens:
+                self._tokens(output, report.now_s, admitted)
+        if admitted:
+            prompt = sum(request.prompt_len for request in admitted)
+            reused = sum(request.reuse.reused for request in admitted)
+            self._meters.set("sglang:cache_hit_rate", reused / prompt)
+        busy = report.snapshot.n_running + report.snapshot.n_waiting > 0
+        self._close_window(report.now_s, even_if_short=not busy)
+
+    def on_finish(self, request: Request) -> None:
+        """Distributions over whole sequences."""
+        meters = self._meters
+        self._last_token_s.pop(request.rid, None)
+        reason = request.finish.reason if request.finish is not None else "error"
+        meters.add("twinpool:finished_requests_total", 1, reason)
+        if request.finished_s is not None:
+            meters.observe("sglang:e2e_request_latency_seconds", request.finished_s - request.arrival_s)
+        if request.n_output:
+            meters.observe("sglang:prompt_tokens_histogram", request.prompt_len)
+            meters.observe("sglang:uncached_prompt_tokens_histogram", request.prompt_len - request.reuse.reused)
+            meters.observe("sglang:generation_tokens_histogram", request.n_output)
+
+    def on_retraction(self, retraction: Retraction) -> None:
+        """Requests went back to the queue."""
+        self._window_retracted += retraction.n_requests
+
+    def _tokens(self, output: Output, now_s: float, admitted: list[Request]) -> None:
+        meters, request, n_tokens = self._meters, output.request, len(output.tokens)
+        before_s = self._last_token_s.get(request.rid)
+        if before_s is None:
+            admitted.append(request)
+            self._first_token(request, now_s)
+        else:
+            meters.observe("sglang:inter_token_latency_seconds", (now_s - before_s) / n_tokens, n_tokens)
+        if output.finish is None:
+            self._last_token_s[request.rid] = now_s
+        meters.add("sglang:generation_tokens_total", n_tokens)
+        meters.add("sglang:realtime_tokens_total", n_tokens, "decode")
+        self._window_tokens += n_tokens
+        if self._window_start_s is None:
+            self._window_start_s = now_s
+
+    def _first_token(self, request: Request, now_s: float) -> None:
+        """The prompt is done: what it cost and what the prefix cache saved."""
+        meters, reuse = self._meters, request.reuse
+        meters.add("sglang:prompt_tokens_total", request.prompt_len)
+        meters.add("sglang:cached_tokens_total", reuse.reused, "device")
+        meters.add("sglang:cached_tokens_total", reuse.reused, "total")
+        meters.add("sglang:realtime_tokens_total", reuse.reused, "prefill_cache")
+        meters.add("sglang:prefill_effective_tokens_total", request.prompt_len - reuse.reused, "input")
+        meters.add("sglang:prefill_effective_tokens_total", reuse.reused, "device_hit")
+        meters.add("twinpool:kv_matched_tokens_total", reuse.kv_matched)
+        for reason, tokens in reuse.gaps:
+            meters.add("twinpool:reuse_gap_tokens_total", tokens, reason)
+        meters.observe("sglang:time_to_first_token_seconds", now_s - request.arrival_s)
+        if request.first_scheduled_s is not None:
+            meters.observe("sglang:queue_time_seconds", request.first_scheduled_s - request.arrival_s)
+
+    def _close_window(self, now_s: float, *, even_if_short: bool) -> None:
+        """A rate once a second of work, or when the work ends."""
+        if self._window_start_s is None:
+            return
+        duration_s = now_s - self._window_start_s
+        if duration_s < _WINDOW_S and not (even_if_short and duration_s > 0):
+            return
+        self.gen_throughput = self._window_tokens / duration_s
+        self._meters.set("sglang:num_retracted_reqs", self._window_retracted)
+        self._window_start_s, self._window_tokens, self._window_retracted = None, 0, 0
+
+
+def declare_labels(meters: Meters) -> None:
+    """Report 0 for every label value from the start, so that rates over the first minutes are right."""
+    for reason in REUSE_GAPS:
+        meters.add("twinpool:reuse_gap_tokens_total", 0, reason)
+    for source in ("device", "total"):
+        meters.add("sglang:cached_tokens_total", 0, source)
+    for mode in ("prefill_compute", "prefill_cache", "decode"):
+        meters.add("sglang:realtime_tokens_total", 0, mode)
+    for mode in ("input", "device_hit"):
+        meters.add("sglang:prefill_effective_tokens_total", 0, mode)
+
+
+def state_pool_bytes(ledger: Ledger) -> int:
+    """The state pool as allocated, padding slot included."""
+    return ledger.conv_pool_bytes + ledger.ssm_pool_bytes + ledger.extra_pool_bytes
+
+
+def set_constants(meters: Meters, engine: Engine) -> None:
+    """Gauges that boot fixes (reference 7.3)."""
+    snapshot, facts = engine.snapshot(), engine.facts
+    meters.set("sglang:max_total_num_tokens", snapshot.pages.total * snapshot.page_size)
+    meters.set("sglang:page_size", snapshot.page_size)
+    meters.set("sglang:num_pages", snapshot.pages.total)
+    meters.set("sglang:context_len", facts.context_len)
+    meters.set("sglang:weight_memory_usage_gb", to_gib(facts.weight_bytes))
+    meters.set("sglang:startup_available_gpu_memory_gb", to_gib(facts.startup_available_bytes))
+    meters.set("sglang:kv_cache_memory_usage_gb", to_gib(facts.ledger.kv_pool_bytes))
+    meters.set("twinpool:state_pool_slots", snapshot.slots.total)
+    meters.set("twinpool:state_pool_memory_usage_gb", to_gib(state_pool_bytes(facts.ledger)))
+    meters.set("twinpool:effective_max_running_requests", engine.scheduler.shape.max_running_requests)
+
+
+def set_gauges(meters: Meters, engine: Engine, stats: EngineStats) -> None:
+    """Counts after the last step (reference 2.2, 7.3). Evictable cached data counts as free in every usage."""
+    snapshot = engine.snapshot()
+    pages, slots, page_size, totals = snapshot.pages, snapshot.slots, snapshot.page_size, snapshot.totals
+    values: dict[str, float] = {
+        "sglang:token_usage": round(max(pages.usage, slots.usage), 2),
+        "sglang:full_token_usage": pages.usage,
+        "sglang:mamba_usage": slots.usage,
+        "sglang:num_used_tokens": pages.used * page_size,
+        "sglang:kv_available_tokens": pages.free * page_size,
+        "sglang:kv_evictable_tokens": pages.evictable * page_size,
+        "sglang:kv_used_tokens": pages.used * page_size,
+        "sglang:mamba_available_tokens": slots.free,
+        "sglang:mamba_evictable_tokens": slots.evictable,
+        "sglang:mamba_used_tokens": slots.used,
+        "sglang:num_running_reqs": snapshot.n_running,
+        "sglang:num_queue_reqs": snapshot.n_waiting,
+        "sglang:new_token_ratio": snapshot.new_token_ratio,
+        "sglang:gen_throughput": stats.gen_throughput,
+        "twinpool:resumable_prefixes": slots.evictable + slots.protected,
+        "sglang:evicted_tokens_total": snapshot.evicted_tokens_total,
+        "sglang:num_retracted_requests_total": totals.retracted_requests,
+        "sglang:num_retracted_input_tokens_total": totals.retracted_input_tokens,
+        "sglang:num_retracted_output_tokens_total": totals.retracted_output_tokens,
+        "twinpool:evicted_states_total": snapshot.evicted_states_total,
+        "twinpool:skipped_checkpoints_total": totals.skipped_checkpoints,
+        "twinpool:published_checkpoints_total": totals.published_checkpoints,
+        "twinpool:out_of_memory_aborts_total": totals.aborted_out_of_memory_requests,
+    }
+    for name, value in values.items():
+        meters.set(name, value)
+    by_holder = {
+        "working": snapshot.n_running,
+        "track": slots.held - snapshot.n_running,
+        "cached": slots.evictable,
+        "protected": slots.protected,
+        "free": slots.free,
+    }
+    for holder, count in by_holder.items():
+        meters.set("twinpool:state_slots", count, holder)
