@@ -1,194 +1,305 @@
-"""The boot log and the per-batch lines: same wording and units as operators know them (reference 2.1–2.3), written and read here.
-
-GB in these lines is 2**30 bytes. Sizes include the padding slot and page; max_mamba_cache_size does not.
-"""
+"""The boot log (reference 2.1): each line is one format string, from which it is printed and read back; and tables."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from twinpool.memory.ledger import Ledger
+from twinpool.memory.refusals import CAPPED_BY_KV, CAPPED_BY_STATES
 from twinpool.units import format_bytes, to_gib
 
 
-def load_begin_line(*, available_bytes: int) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BootFacts:
+    """What the log of one rank says about one boot; None for what it does not say. *_gb are GiB with two decimals.
+
+    label: the rank as the log prefix names it ('DP0 TP1'), empty without one. Sizes include the padding slot or page,
+    `slots` does not. cap, slots_per_request: from the warning that states limit concurrency; requested, granted: from
+    the one that KV does.
+    """
+
+    label: str = ""
+    load_begin_gb: float | None = None
+    load_end_gb: float | None = None
+    weights_gb: float | None = None
+    load_s: float | None = None
+    model_class: str | None = None
+    quantization: str | None = None
+    multimodal_gb: float | None = None
+    cap: int | None = None
+    slots_per_request: int | None = None
+    requested: int | None = None
+    granted: int | None = None
+    slots: int | None = None
+    conv_gb: float | None = None
+    ssm_gb: float | None = None
+    draft_ssm_gb: float | None = None
+    draft_conv_gb: float | None = None
+    kv_dtype: str | None = None
+    kv_tokens: int | None = None
+    k_gb: float | None = None
+    v_gb: float | None = None
+    kv_gb: float | None = None
+    pool_end_gb: float | None = None
+    max_total_tokens: int | None = None
+    chunked_prefill_size: int | None = None
+    max_prefill_tokens: int | None = None
+    max_running_requests: int | None = None
+    context_len: int | None = None
+    device: str | None = None
+    available_gb: float | None = None
+
+
+_FIELD = re.compile(r"\{(\w+)(?::([^}]*))?\}")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_RANK = re.compile(r"\b(?:DP|PP|TP|EP)\d+\b")
+
+
+class _Line:
+    """One line: a format string, its fields, and the pattern that reads it back."""
+
+    def __init__(self, template: str) -> None:
+        self.template = template
+        self.kinds = {found[1]: found[2] or "" for found in _FIELD.finditer(template)}
+        pattern, at = "", 0
+        for found in _FIELD.finditer(template):
+            value = {"": r"[^,\s]+", "d": r"-?\d+"}.get(found[2] or "", r"-?\d+(?:\.\d+)?")
+            pattern += re.escape(template[at : found.start()]) + f"(?P<{found[1]}>{value})"
+            at = found.end()
+        self.pattern = re.compile(pattern + re.escape(template[at:].rstrip()))
+
+    def render(self, values: Mapping[str, Any]) -> str:
+        """The line with its fields filled in."""
+        return self.template.format_map(values)
+
+    def read(self, text: str) -> dict[str, Any] | None:
+        """Field values found in a line of text, or None when it is another line."""
+        found = self.pattern.search(text)
+        return None if found is None else {name: _value(found[name], kind) for name, kind in self.kinds.items()}
+
+
+def _value(text: str, kind: str) -> int | float | str:
+    if kind == "":
+        return text
+    return int(text) if kind == "d" else float(text)
+
+
+_LOAD_BEGIN = "Load weight begin. avail mem={load_begin_gb:.2f} GB"
+_LOAD_END = (
+    "Load weight end. elapsed={load_s:.2f} s, type={model_class}, "
+    "avail mem={load_end_gb:.2f} GB, mem usage={weights_gb:.2f} GB."
+)
+_LOAD_END_QUANT = _LOAD_END.replace("avail mem", "quant={quantization}, avail mem")
+_MULTIMODAL = (
+    "Reserving {multimodal_gb:.2f} GB of the KV budget for post-sizing multimodal allocations "
+    "(feature-transport pools + embedding cache)."
+)
+_MAMBA = (
+    "Mamba Cache is allocated. max_mamba_cache_size: {slots:d}, "
+    "conv_state size: {conv_gb:.2f}GB, ssm_state size: {ssm_gb:.2f}GB "
+)
+_MAMBA_DRAFTS = (
+    f"{_MAMBA}intermediate_ssm_state_cache size: {{draft_ssm_gb:.2f}}GB "
+    "intermediate_conv_window_cache size: {draft_conv_gb:.2f}GB "
+)
+_KV = "KV Cache is allocated. dtype: {kv_dtype}, #tokens: {kv_tokens:d}, K size: {k_gb:.2f} GB, V size: {v_gb:.2f} GB"
+_KV_LATENT = "KV Cache is allocated. dtype: {kv_dtype}, #tokens: {kv_tokens:d}, KV size: {kv_gb:.2f} GB"
+_POOL_END = "Memory pool end. avail mem={pool_end_gb:.2f} GB"
+_SCHEDULER = (
+    "max_total_num_tokens={max_total_tokens:d}, chunked_prefill_size={chunked_prefill_size:d}, "
+    "max_prefill_tokens={max_prefill_tokens:d}, max_running_requests={max_running_requests:d}, "
+    "context_len={context_len:d}, available_{device}_mem={available_gb:.2f} GB"
+)
+
+# In order of appearance; of two forms of a line the longer comes first, so that it is preferred.
+_LINES = tuple(
+    _Line(template)
+    for template in (
+        _LOAD_BEGIN,
+        _LOAD_END_QUANT,
+        _LOAD_END,
+        _MULTIMODAL,
+        CAPPED_BY_STATES,
+        CAPPED_BY_KV,
+        _MAMBA_DRAFTS,
+        _MAMBA,
+        _KV,
+        _KV_LATENT,
+        _POOL_END,
+        _SCHEDULER,
+    )
+)
+
+
+def boot_lines(facts: BootFacts) -> tuple[str, ...]:
+    """Every line of which all fields are known, in order of appearance (reference 2.1)."""
+    values = {name: value for name in facts.__slots__ if (value := getattr(facts, name)) is not None}
+    lines: list[str] = []
+    printed: set[str] = set()
+    for line in _LINES:
+        if line.kinds.keys() <= values.keys() and not _is_short_form(line, printed):
+            lines.append(line.render(values))
+            printed |= line.kinds.keys()
+    return tuple(lines)
+
+
+def _is_short_form(line: _Line, printed: set[str]) -> bool:
+    """Whether everything the line says was already printed by its longer form."""
+    return line.kinds.keys() <= printed
+
+
+def pool_facts(ledger: Ledger, *, kv_dtype: str, latent: bool = False) -> BootFacts:
+    """The pool lines' numbers: K, and sizes with padding slot and page. latent: MLA, one size for keys and values."""
+    kv_gb = _gb(ledger.kv_pool_bytes)
+    half = _gb(ledger.kv_pool_bytes / 2)
+    facts = BootFacts(
+        kv_dtype=f"torch.{kv_dtype}", kv_tokens=ledger.kv_tokens,
+        kv_gb=kv_gb if latent else None, k_gb=None if latent else half, v_gb=None if latent else half,
+    )  # fmt: skip
+    if not ledger.max_mamba_cache_size:
+        return facts
+    facts = replace(
+        facts,
+        slots=ledger.max_mamba_cache_size,
+        conv_gb=_gb(ledger.conv_pool_bytes),
+        ssm_gb=_gb(ledger.ssm_pool_bytes + ledger.extra_pool_bytes),
+    )
+    if not ledger.draft_ssm_bytes:
+        return facts
+    return replace(facts, draft_ssm_gb=_gb(ledger.draft_ssm_bytes), draft_conv_gb=_gb(ledger.draft_conv_bytes))
+
+
+def _gb(size_bytes: float) -> float:
+    return round(to_gib(size_bytes), 2)
+
+
+def pool_lines(ledger: Ledger, *, kv_dtype: str, latent: bool = False) -> tuple[str, ...]:
+    """The ledger's warnings (W1, W2 and ours), then `Mamba Cache is allocated` and `KV Cache is allocated`."""
+    return (*ledger.warnings, *boot_lines(pool_facts(ledger, kv_dtype=kv_dtype, latent=latent)))
+
+
+def load_begin_line(available_bytes: int) -> str:
     """Before the weights are loaded."""
-    return f"Load weight begin. avail mem={to_gib(available_bytes):.2f} GB"
+    return _LOAD_BEGIN.format(load_begin_gb=to_gib(available_bytes))
 
 
 def load_end_line(*, elapsed_s: float, model_class: str, available_bytes: int, used_bytes: int) -> str:
     """After the weights are loaded."""
-    return (
-        f"Load weight end. elapsed={elapsed_s:.2f} s, type={model_class}, avail mem={to_gib(available_bytes):.2f} GB, "
-        f"mem usage={to_gib(used_bytes):.2f} GB."
+    return _LOAD_END.format(
+        load_s=elapsed_s, model_class=model_class, load_end_gb=to_gib(available_bytes), weights_gb=to_gib(used_bytes)
     )
 
 
-def mamba_cache_line(ledger: Ledger) -> str:
-    """The state pool. No space before GB and a trailing space, as there."""
-    n_slots = ledger.max_mamba_cache_size + 1
-    line = (
-        f"Mamba Cache is allocated. max_mamba_cache_size: {ledger.max_mamba_cache_size}, "
-        f"conv_state size: {to_gib(n_slots * ledger.conv_bytes):.2f}GB, ssm_state size: {to_gib(n_slots * ledger.ssm_bytes):.2f}GB "
-    )
-    if ledger.draft_scratch_bytes:
-        conv = ledger.draft_scratch_bytes * ledger.conv_bytes // ledger.slot_bytes
-        line += (
-            f"intermediate_ssm_state_cache size: {to_gib(ledger.draft_scratch_bytes - conv):.2f}GB "
-            f"intermediate_conv_window_cache size: {to_gib(conv):.2f}GB "
-        )
-    return line
-
-
-def kv_cache_line(ledger: Ledger, *, dtype: str) -> str:
-    """The KV pool, half keys and half values."""
-    half = to_gib(ledger.kv_bytes / 2)
-    return f"KV Cache is allocated. dtype: torch.{dtype}, #tokens: {ledger.kv_tokens}, K size: {half:.2f} GB, V size: {half:.2f} GB"
-
-
-def pool_end_line(*, available_bytes: int) -> str:
-    """Both pools are allocated."""
-    return f"Memory pool end. avail mem={to_gib(available_bytes):.2f} GB"
-
-
-def tree_line(*, implementation: str) -> str:
-    """The prefix cache."""
-    return f"Tree cache initialized: source=builtin impl={implementation} hybrid_swa=False hybrid_ssm=True hicache_attached=False"
+def pool_end_line(available_bytes: int) -> str:
+    """After both pools are allocated."""
+    return _POOL_END.format(pool_end_gb=to_gib(available_bytes))
 
 
 def scheduler_line(
-    ledger: Ledger, *, chunked_prefill_size: int | None, max_prefill_tokens: int, context_len: int, available_bytes: int
-) -> str:
-    """What the scheduler works with; chunked_prefill_size -1 when chunking is off."""
-    return (
-        f"max_total_num_tokens={ledger.kv_tokens}, chunked_prefill_size={chunked_prefill_size or -1}, "
-        f"max_prefill_tokens={max_prefill_tokens}, max_running_requests={ledger.max_running_requests}, context_len={context_len}, "
-        f"available_cpu_mem={to_gib(available_bytes):.2f} GB"
-    )
-
-
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: frozenset[int] = frozenset()) -> list[str]:
-    """Aligned text columns; indices in `right` are right-aligned."""
-    cells = [list(headings), *[list(row) for row in rows]]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(headings))]
-    lines = []
-    for row in cells:
-        parts = [cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
-        lines.append("  ".join(parts).rstrip())
-    return lines
-
-
-def ledger_table(ledger: Ledger) -> list[str]:
-    """Every byte of the device, one line each, and the whole."""
-    rows = [(line.name, format_bytes(line.size_bytes), line.origin, line.note) for line in ledger.lines]
-    rows.append(("device", format_bytes(ledger.total_bytes), "measured", "free memory before the weights, the sum of the above"))
-    return table(("memory", "size", "origin", "note"), rows, right=frozenset({1}))
-
-
-def values_table(rows: Iterable[tuple[str, str, str]]) -> list[str]:
-    """Resolved options: name, value, origin."""
-    return table(("option", "value", "origin"), rows)
-
-
-def prefill_line(
+    ledger: Ledger,
     *,
-    n_new_seqs: int,
-    n_new_tokens: int,
-    n_cached_tokens: int,
-    full_usage: float,
-    mamba_usage: float,
-    n_running: int,
-    n_queued: int,
-    n_pending_tokens: int,
-    tokens_per_s: float,
+    chunked_prefill_size: int | None,
+    max_prefill_tokens: int,
+    context_len: int,
+    available_bytes: int,
+    device: str = "cpu",
 ) -> str:
-    """One prefill batch of a hybrid model (reference 2.2)."""
-    return (
-        f"Prefill batch, #new-seq: {n_new_seqs}, #new-token: {n_new_tokens}, #cached-token: {n_cached_tokens}, "
-        f"full token usage: {full_usage:.2f}, mamba usage: {mamba_usage:.2f}, #running-req: {n_running}, #queue-req: {n_queued}, "
-        f"#pending-token: {n_pending_tokens}, cuda graph: False, input throughput (token/s): {tokens_per_s:.2f}"
+    """The line of the scheduler; chunking off prints -1, and any device but 'cpu' is called gpu."""
+    return _SCHEDULER.format(
+        max_total_tokens=ledger.logical_tokens,
+        chunked_prefill_size=-1 if chunked_prefill_size is None else chunked_prefill_size,
+        max_prefill_tokens=max_prefill_tokens,
+        max_running_requests=ledger.max_running_requests,
+        context_len=context_len,
+        device="cpu" if device == "cpu" else "gpu",
+        available_gb=to_gib(available_bytes),
     )
 
 
-def decode_line(
-    *, n_running: int, n_full_tokens: int, full_usage: float, n_mamba: int, mamba_usage: float, tokens_per_s: float, n_queued: int
-) -> str:
-    """A decode batch of a hybrid model, every --decode-log-interval steps (reference 2.2)."""
+def tree_line(*, hybrid_ssm: bool, hicache_attached: bool = False) -> str:
+    """Which prefix cache runs."""
     return (
-        f"Decode batch, #running-req: {n_running}, #full token: {n_full_tokens}, full token usage: {full_usage:.2f}, "
-        f"mamba num: {n_mamba}, mamba usage: {mamba_usage:.2f}, cuda graph: False, gen throughput (token/s): {tokens_per_s:.2f}, "
-        f"#queue-req: {n_queued}"
+        f"Tree cache initialized: source=builtin impl=twinpool hybrid_swa=False hybrid_ssm={hybrid_ssm} "
+        f"hicache_attached={hicache_attached}"
     )
 
 
-def retract_line(
-    *, n_requests: int, n_new_tokens_gained: int, n_slots_gained: int, ratio_before: float, ratio_after: float
-) -> str:
-    """Requests were sent back because KV ran short (reference 2.3)."""
-    return (
-        f"KV cache pool is full. Retract requests. #retracted_reqs: {n_requests}, #new_tokens_gained: {n_new_tokens_gained}, "
-        f"#mamba_num_gained: {n_slots_gained}, #new_token_ratio: {ratio_before:.4f} -> {ratio_after:.4f}"
-    )
+_BEFORE_POOLS = {"load_begin_gb", "load_s", "multimodal_gb", "cap", "requested"}
 
 
-@dataclass(frozen=True, slots=True)
-class BootFacts:
-    """What one boot of one rank says of itself; None where the log has no such line. Sizes in GiB as printed."""
+def parse(text: str) -> tuple[BootFacts, ...]:
+    """Read boot lines back from a log with anything around them: prefixes, colours, several ranks, several boots.
 
-    max_mamba_cache_size: int | None = None
-    conv_gib: float | None = None
-    ssm_gib: float | None = None
-    draft_ssm_gib: float | None = None
-    kv_dtype: str | None = None
-    kv_tokens: int | None = None
-    kv_gib: float | None = None
-    max_running_requests: int | None = None
-    context_len: int | None = None
-    chunked_prefill_size: int | None = None
-    available_gib: float | None = None
-
-
-_NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
-_PATTERNS = {
-    "mamba": re.compile(
-        rf"Mamba Cache is allocated\. max_mamba_cache_size: (\d+), conv_state size: {_NUMBER}GB, ssm_state size: {_NUMBER}GB"
-        rf"(?: intermediate_ssm_state_cache size: {_NUMBER}GB)?"
-    ),
-    "mha": re.compile(
-        rf"KV Cache is allocated\. dtype: ([\w.]+), #tokens: (\d+), K size: {_NUMBER} GB, V size: {_NUMBER} GB"
-    ),
-    "mla": re.compile(rf"KV Cache is allocated\. dtype: ([\w.]+), #tokens: (\d+), KV size: {_NUMBER} GB"),
-    "scheduler": re.compile(
-        r"max_total_num_tokens=(\d+), chunked_prefill_size=(-?\d+), max_prefill_tokens=(\d+), max_running_requests=(\d+), "
-        rf"context_len=(\d+)(?:, available_[cg]pu_mem={_NUMBER} GB)?"
-    ),
-}
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+    One BootFacts per rank and boot, in order of first appearance; () when no line is known. The first of several equal
+    lines of a boot counts: a draft model loads and allocates after the target.
+    """
+    boots: list[BootFacts] = []
+    current: dict[str, int] = {}
+    waiting: dict[
+        str, dict[str, Any]
+    ] = {}  # lines that come before pools, seen after them: a draft model, or the next boot
+    for raw in text.splitlines():
+        plain = _COLOUR.sub("", raw)
+        found = next((values for line in _LINES if (values := line.read(plain)) is not None), None)
+        if found is None:
+            continue
+        label = _label(plain)
+        facts = boots[current[label]] if label in current else None
+        late = facts is not None and (facts.slots is not None or facts.kv_tokens is not None)
+        if late and found.keys() & _BEFORE_POOLS:
+            waiting[label] = found if "load_begin_gb" in found else waiting.get(label, {}) | found
+            continue
+        if facts is None or _starts_again(facts, found):
+            current[label] = len(boots)
+            facts = BootFacts(label=label, **waiting.pop(label, {}))
+            boots.append(facts)
+        new = {name: value for name, value in found.items() if getattr(facts, name) is None}
+        boots[current[label]] = replace(facts, **new)
+    return tuple(boots)
 
 
-def _number(text: str | None) -> float | None:
-    return None if text is None else float(text)
+def _starts_again(facts: BootFacts, found: Mapping[str, Any]) -> bool:
+    """Whether a line can only belong to a later boot of the same rank."""
+    done = facts.max_total_tokens is not None
+    return ("conv_gb" in found and facts.conv_gb is not None) or (done and "kv_tokens" in found)
 
 
-def parse(text: str) -> BootFacts:
-    """Read one rank's boot lines back, whatever stands before or between them; of several boots the last wins."""
-    facts: dict[str, int | float | str | None] = {}
-    for line in _COLOUR.sub("", text).splitlines():
-        if found := _PATTERNS["mamba"].search(line):
-            facts.update(
-                max_mamba_cache_size=int(found[1]), conv_gib=float(found[2]), ssm_gib=float(found[3]), draft_ssm_gib=_number(found[4])
-            )
-        elif found := _PATTERNS["mha"].search(line):
-            facts.update(
-                kv_dtype=found[1].removeprefix("torch."), kv_tokens=int(found[2]), kv_gib=round(float(found[3]) + float(found[4]), 2)
-            )
-        elif found := _PATTERNS["mla"].search(line):
-            facts.update(kv_dtype=found[1].removeprefix("torch."), kv_tokens=int(found[2]), kv_gib=float(found[3]))
-        elif found := _PATTERNS["scheduler"].search(line):
-            facts.update(
-                chunked_prefill_size=int(found[2]), max_running_requests=int(found[4]), context_len=int(found[5]),
-                available_gib=_number(found[6]),
-            )  # fmt: skip
-    return BootFacts(**facts)  # type: ignore[arg-type]  # each key is written with its own type above
+def _label(line: str) -> str:
+    """The rank in the first brackets of a line's prefix."""
+    bracket = re.search(r"\[[^\]]*\]", line)
+    return " ".join(_RANK.findall(bracket[0])) if bracket else ""
+
+
+def ledger_table(ledger: Ledger) -> str:
+    """Every byte of the ledger: what, size, origin, note; parts of another line are indented below it."""
+    rows = [("memory", "size", "origin", "note")]
+    for line in ledger.lines:
+        if line.part_of:
+            continue
+        rows.append((line.name, format_bytes(line.bytes), line.origin, line.note))
+        rows += [
+            (f"  of it {part.name}", format_bytes(part.bytes), part.origin, part.note)
+            for part in ledger.lines
+            if part.part_of == line.name
+        ]
+    rows.append(("whole", format_bytes(ledger.whole_bytes), "measured", ""))
+    return _table(rows, right=1)
+
+
+def values_table(rows: Iterable[tuple[str, str, str]]) -> str:
+    """Resolved values: (name, value, origin), aligned."""
+    return _table([("name", "value", "origin"), *rows])
+
+
+def _table(rows: Sequence[tuple[str, ...]], right: int | None = None) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.rjust(w) if i == right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,4 +1,4 @@
-"""How device memory is divided between weights, slack, states and KV: one pure function (reference 1.1, 1.3 to 1.5, 1.9)."""
+"""How device memory is divided between weights, slack, states and KV: one pure function (reference 1.1, 1.3 to 1.9)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Ledger", "LedgerLine", "MemoryRequest", "plan_memory"]
 
 
 def plan_memory(request: MemoryRequest) -> Ledger:
-    """Divide one rank's memory. Raises MemoryRefusal (E1 to E4 of reference 1.9) or ConfigError for impossible input."""
+    """Divide one rank's memory. Raises MemoryRefusal (E1 to E4, reference 1.9) or ConfigError for impossible input."""
     _check(request)
     parts = split(request)
     if request.hybrid and parts.slots <= 0:
@@ -56,8 +56,8 @@ def _check(request: MemoryRequest) -> None:
     """Refuse input that no flag combination should produce, by name."""
     positive = ("pre_load_bytes", "context_len", "slots_per_request", "page_size", "dp", "dcp")
     whole = (
-        "available_bytes", "conv_bytes", "ssm_bytes", "kv_bytes_per_token", "draft_tokens", "extra_slot_bytes", "fixed_bytes",
-        "multimodal_bytes", "activation_reserve_bytes",
+        "available_bytes", "conv_bytes", "ssm_bytes", "kv_bytes_per_token", "draft_tokens", "extra_slot_bytes",
+        "fixed_bytes", "multimodal_bytes", "activation_reserve_bytes",
     )  # fmt: skip
     for name in positive + whole:
         least = 1 if name in positive else 0
@@ -183,6 +183,6 @@ def _overrun_warnings(lines: tuple[LedgerLine, ...]) -> tuple[str, ...]:
     if needed <= slack:
         return ()
     return (
-        f"Padding and rounding of slots to whole pages take {format_bytes(needed)}, and the slack that pays for them is "
-        f"{format_bytes(slack)}: lower --mem-fraction-static or --page-size.",
+        f"Padding and rounding of slots to whole pages take {format_bytes(needed)}, and the slack that pays for "
+        f"them is {format_bytes(slack)}: lower --mem-fraction-static or --page-size.",
     )

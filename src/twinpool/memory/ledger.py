@@ -1,4 +1,4 @@
-"""What goes into the budget (MemoryRequest) and what comes out (Ledger): values only, the arithmetic is in budget.py."""
+"""What goes into the budget (MemoryRequest) and what comes out (Ledger): values only, no arithmetic of pools."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ class MemoryRequest:
     """Everything the division of one rank's memory depends on (reference 1.1, 1.3 to 1.5).
 
     pre_load_bytes, available_bytes: free memory before and after the weights were loaded.
-    ratio: state : KV; max_mamba_cache_size (slots over all dp workers) beats it. max_running_requests: over all dp workers.
-    conv_bytes, ssm_bytes: one slot of *all* linear layers on one tensor-parallel rank; kv_bytes_per_token: of the attention layers
-    of the pipeline stage that has most of them. stage_share: (linear layers of the largest stage, linear layers of the model).
-    draft_tokens: D; reserve_draft_states: False where no state is kept per draft step (ReplaySSM, a prefill-only worker).
-    extra_slot_bytes: side states of each slot; fixed_bytes: rings that do not depend on the number of slots.
+    ratio: state : KV; max_mamba_cache_size (slots over all dp workers) beats it. max_running_requests: of all workers.
+    conv_bytes, ssm_bytes: one slot of *all* linear layers on one tensor-parallel rank; kv_bytes_per_token: of the
+    attention layers of the pipeline stage that has most of them. stage_share: (linear layers of the largest stage,
+    linear layers of the model). draft_tokens: D; reserve_draft_states: False where no state is kept per draft step
+    (ReplaySSM, a prefill-only worker). extra_slot_bytes: side states of each slot; fixed_bytes: rings that do not
+    depend on the number of slots.
     activation_reserve_bytes: least slack. charge_padding_slot: False for engines that do not count slot 0.
     origins: name of a value here to where it came from ('flag', 'model default', ...), shown in the ledger.
     """
@@ -104,10 +105,12 @@ class LedgerLine:
 class Ledger:
     """How one rank's memory is divided.
 
-    whole_bytes: what lines without part_of add up to. budget_bytes: what both pools share after weights, slack and multimodal reserve.
+    whole_bytes: what lines without part_of add up to. budget_bytes: what both pools share after weights, slack and
+    multimodal reserve.
     max_mamba_cache_size: K usable slots of this worker (0: no state pool); slot_bytes: one slot without arena rounding.
-    conv_pool_bytes, ssm_pool_bytes, extra_pool_bytes: K + 1 slots, as allocated. draft_rows: request rows with states per draft step.
-    kv_tokens: usable tokens of this rank (a multiple of page_size); logical_tokens: times dcp. kv_pool_bytes: with the padding page.
+    conv_pool_bytes, ssm_pool_bytes, extra_pool_bytes: K + 1 slots, as allocated. draft_rows: request rows with states
+    per draft step. kv_tokens: usable tokens of this rank (a multiple of page_size); logical_tokens: times dcp.
+    kv_pool_bytes: with the padding page.
     max_running_requests: of this worker; slots_per_request: S.
     """
 

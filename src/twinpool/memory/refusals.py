@@ -1,4 +1,4 @@
-"""Texts of E1 to E4, W1 and W2 (reference 1.9, to the letter), each refusal followed by what would work here (reference 11.2)."""
+"""Texts of E1 to E4, W1 and W2 (reference 1.9, to the letter), each refusal followed by what would work here (11.2)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from twinpool.memory.split import (
 from twinpool.units import MIB, format_bytes, round_up, to_gib
 
 
-def _round_up(value: Fraction, decimals: int = 3) -> float:
-    scale = 10**decimals
-    return math.ceil(value * scale) / scale
+def _round_up(value: Fraction) -> float:
+    """To three decimals, as flags are advised."""
+    return math.ceil(value * 1000) / 1000
 
 
 def no_room_for_kv(request: MemoryRequest, parts: Split) -> MemoryRefusal:
@@ -31,7 +31,8 @@ def no_room_for_kv(request: MemoryRequest, parts: Split) -> MemoryRefusal:
     pre = request.pre_load_bytes
     least = 1 - Fraction(request.available_bytes, pre)
     return MemoryRefusal(
-        f"Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static={request.mem_fraction_static}. "
+        "Loaded weights leave no GPU memory for the KV cache under "
+        f"--mem-fraction-static={request.mem_fraction_static}. "
         f"Raise --mem-fraction-static above {_round_up(least):.3f} "
         f"(minimum viable = 1 - available/pre = {float(least):.4f}). "
         f"If using speculative decoding, draft weights are now counted. {_advice(request, parts)}"
@@ -63,25 +64,30 @@ def no_tokens(request: MemoryRequest, parts: Split) -> MemoryRefusal:
     """E4: less than one KV page."""
     return MemoryRefusal(
         "Not enough memory. Please try to increase --mem-fraction-static. "
-        f"Current value: mem_fraction_static={request.mem_fraction_static} {_advice(request, parts)}"
+        f"Current value: mem_fraction_static={request.mem_fraction_static}. {_advice(request, parts)}"
     )
+
+
+# As format strings, because the boot log is also read back.
+CAPPED_BY_STATES = (
+    "max_running_requests is capped to {cap:d} by the mamba state cache (max_mamba_cache_size={slots:d}, "
+    "{slots_per_request:d} state slots per request). To raise it: increase --mamba-full-memory-ratio or "
+    "--max-mamba-cache-size, or halve the state size with --mamba-ssm-dtype bfloat16."
+)
+CAPPED_BY_KV = (
+    "max_running_requests was reduced from the requested {requested:d} to {granted:d} (per dp worker) "
+    "due to the available KV cache capacity."
+)
 
 
 def capped_by_states(*, cap: int, slots: int, slots_per_request: int) -> str:
     """W1: fewer requests than wanted because each needs S slots."""
-    return (
-        f"max_running_requests is capped to {cap} by the mamba state cache (max_mamba_cache_size={slots}, "
-        f"{slots_per_request} state slots per request). To raise it: increase --mamba-full-memory-ratio or "
-        "--max-mamba-cache-size, or halve the state size with --mamba-ssm-dtype bfloat16."
-    )
+    return CAPPED_BY_STATES.format(cap=cap, slots=slots, slots_per_request=slots_per_request)
 
 
 def capped_by_kv(*, requested: int, granted: int) -> str:
     """W2: fewer requests than asked for because a request needs at least two tokens of KV."""
-    return (
-        f"max_running_requests was reduced from the requested {requested} to {granted} (per dp worker) "
-        "due to the available KV cache capacity."
-    )
+    return CAPPED_BY_KV.format(requested=requested, granted=granted)
 
 
 def cap_is_moot(*, cap: int, profiled: int) -> str:
@@ -116,8 +122,9 @@ def _pin_advice(request: MemoryRequest, parts: Split, *, flag: str, given: int) 
     if fit < least:
         return _fraction_advice(request, parts)
     return (
-        f"{flag} {given} needs {format_bytes(parts.state_bytes + parts.scratch_bytes)} for {parts.slots} state slots and the "
-        f"padding slot, and {format_bytes(parts.rest_bytes)} are left for both pools; at most {flag} {fit * request.dp} fits."
+        f"{flag} {given} needs {format_bytes(parts.state_bytes + parts.scratch_bytes)} for {parts.slots} state slots "
+        f"and the padding slot, and {format_bytes(parts.rest_bytes)} are left for both pools; "
+        f"at most {flag} {fit * request.dp} fits."
     )
 
 
@@ -152,29 +159,40 @@ def _ratio_advice(request: MemoryRequest, parts: Split) -> str:
     verb = "raise" if exact(ratio) > exact(request.ratio) else "lower"
     needed = math.ceil(slots_bytes_in_ratio(request, request.slots_per_request))
     return (
-        f"One request needs {request.slots_per_request} state slots, {format_bytes(needed)} with the padding slot, out of "
-        f"{format_bytes(parts.rest_bytes)} for both pools; {verb} --mamba-full-memory-ratio from {request.ratio} to {ratio}."
+        f"One request needs {request.slots_per_request} state slots, {format_bytes(needed)} with the padding slot, "
+        f"out of {format_bytes(parts.rest_bytes)} for both pools; "
+        f"{verb} --mamba-full-memory-ratio from {request.ratio} to {ratio}."
     )
 
 
 def _fraction_advice(request: MemoryRequest, parts: Split) -> str:
-    """What one request needs in all, and the --mem-fraction-static that would leave it (the flag stops at 1)."""
+    """What one request needs in all, and the --mem-fraction-static (at most 1) that would leave it.
+
+    Under a ratio the states must fit their share; where that asks for too much, a pin wastes nothing.
+    """
     one = split_with(request, request.slots_per_request if request.hybrid else 0)
-    needed = one.state_bytes + one.scratch_bytes + round_up(2, request.page_size) * request.kv_bytes_per_token
+    state = one.state_bytes + one.scratch_bytes
+    needed = state + round_up(2, request.page_size) * request.kv_bytes_per_token
     has = max(0, parts.rest_bytes)
     text = f"One request needs {format_bytes(needed)} in both pools and {format_bytes(has)} are left for them; "
-    slack = request.available_bytes - request.multimodal_bytes - needed
-    fraction = _round_up(1 - Fraction(slack, request.pre_load_bytes))
-    if slack < request.activation_reserve_bytes or fraction > 1:
-        shrink = "" if not request.hybrid else ", or shrink a state with --mamba-ssm-dtype bfloat16"
+    if request.hybrid and not pinned(request):
+        share = slots_bytes_in_ratio(request, request.slots_per_request)
+        under_ratio = max(needed, math.ceil(share * (1 + 1 / exact(request.ratio))))
+        fraction = _fraction_for(request, under_ratio)
+        if fraction is not None:
+            return f"{text}use --mem-fraction-static {fraction:.3f} or more."
+    fraction = _fraction_for(request, needed)
+    if fraction is None:
+        shrink = ", or shrink a state with --mamba-ssm-dtype bfloat16" if request.hybrid else ""
         return f"{text}no --mem-fraction-static leaves that much: use a device with more memory{shrink}."
-    return f"{text}use --mem-fraction-static {max(fraction, 0.001):.3f} or more{_with_ratio(request, fraction)}."
+    pin = ""
+    if request.hybrid and not pinned(request):
+        pin = f" with --max-mamba-cache-size {request.slots_per_request * request.dp}"
+    return f"{text}use --mem-fraction-static {fraction:.3f} or more{pin}."
 
 
-def _with_ratio(request: MemoryRequest, fraction: float) -> str:
-    """In ratio mode the larger fraction must also be divided so that one request's states fit."""
-    if not request.hybrid or pinned(request):
-        return ""
-    richer = replace(request, mem_fraction_static=fraction)
-    ratio = least_ratio(richer)
-    return "" if ratio is None or serves(richer, split(richer)) else f" with --mamba-full-memory-ratio {ratio}"
+def _fraction_for(request: MemoryRequest, needed_bytes: int) -> float | None:
+    """The smallest --mem-fraction-static (three decimals) that leaves `needed_bytes` for both pools, or None."""
+    slack = request.available_bytes - request.multimodal_bytes - needed_bytes
+    fraction = _round_up(max(1 - Fraction(slack, request.pre_load_bytes), Fraction(1, 1000)))
+    return None if slack < request.activation_reserve_bytes or fraction > 1 else fraction

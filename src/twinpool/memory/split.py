@@ -1,7 +1,7 @@
-"""The arithmetic of the division: slack, slots, draft scratch, KV tokens. No judgement; refusals.py and budget.py have that.
+"""The arithmetic of the division: slack, slots, draft scratch, KV tokens. Judgement is in budget.py and refusals.py.
 
-Flags are taken as the decimals they were written as (0.9 is nine tenths), so sizes are exact integers and no rounding of binary
-floats decides over a slot.
+Flags are taken as the decimals they were written as (0.9 is nine tenths), so sizes are exact and no rounding of
+binary floats decides over a slot.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from twinpool.units import round_down
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """slack_bytes, rest_bytes (for both pools), slots (K, may be <= 0), draft_rows, scratch_bytes, state_bytes (with padding, side
-    states and rings), kv_bytes (what is left, may be <= 0), profiled_tokens (before --max-total-tokens) and tokens.
+    """slack_bytes, rest_bytes (for both pools), slots (K, may be <= 0), draft_rows, scratch_bytes, state_bytes (with
+    padding, side states and rings), kv_bytes (what is left, may be <= 0), profiled_tokens (before
+    --max-total-tokens) and tokens.
     """
 
     slack_bytes: int
@@ -37,7 +38,7 @@ def exact(value: float) -> Fraction:
 
 
 def slack_bytes(request: MemoryRequest) -> int:
-    """Memory that is left alone: (1 - mem_fraction_static) of what was free before loading, rounded up (reference 1.1)."""
+    """Memory that is left alone: (1 - mem_fraction_static) of what was free before the load, rounded up (1.1)."""
     share = math.ceil(request.pre_load_bytes * (1 - exact(request.mem_fraction_static)))
     return max(share, request.activation_reserve_bytes)
 
