@@ -43,15 +43,14 @@ class _Freed:
 class TorchExecutor:
     """step.Executor over a model and its memory. `submit` and `poisoner` belong to one thread, the engine's."""
 
-    def __init__(self, *, forward: Forward, memory: Memory) -> None:
+    def __init__(self, *, forward: Forward, memory: Memory, torch_threads: int = 1) -> None:
         self._forward = forward
         self._memory = memory
         self._states: dict[int, RowState] = {}
         self._last = LastTokens()
         self._freed: list[_Freed] = []
-        # Matrix products run in our kernels with threads of their own; torch's would only compete with them.
         self._thread = ThreadPoolExecutor(
-            1, thread_name_prefix="twinpool-executor", initializer=torch.set_num_threads, initargs=(1,)
+            1, thread_name_prefix="twinpool-executor", initializer=torch.set_num_threads, initargs=(torch_threads,)
         )
 
     def submit(self, plan: StepPlan) -> Future[StepResult]:
@@ -70,6 +69,15 @@ class TorchExecutor:
         self._thread.shutdown()
 
     def _run(self, plan: StepPlan, freed: list[_Freed]) -> StepResult:
+        try:
+            return self._compute(plan, freed)
+        except Exception:
+            for row in plan.rows:
+                if row.sample:
+                    self._last.put(row.rid, _NO_TOKEN)
+            raise
+
+    def _compute(self, plan: StepPlan, freed: list[_Freed]) -> StepResult:
         began_s = time.perf_counter()
         for item in freed:
             self._memory.poison(**{item.kind: item.ids})

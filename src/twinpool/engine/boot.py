@@ -1,0 +1,247 @@
+"""From options to a running engine: find the model, divide the memory, wire everything, and say so in the log
+(reference 2.1).
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from twinpool import bootlog
+from twinpool.clock import Clock, WallClock
+from twinpool.config.options import ServeOptions
+from twinpool.config.resolve import DeviceFacts, Resolved, resolve
+from twinpool.engine import checkpoint, host
+from twinpool.engine.core import Engine, EngineFacts
+from twinpool.engine.executor import TorchExecutor
+from twinpool.engine.report import BatchLog
+from twinpool.engine.tensors import Memory
+from twinpool.engine.text import Tokenizer
+from twinpool.errors import ConfigError, ModelError
+from twinpool.memory.arena import Arena
+from twinpool.memory.budget import MemoryRequest, plan_memory
+from twinpool.memory.ledger import Ledger
+from twinpool.memory.pools import Pool
+from twinpool.models import native
+from twinpool.models.adopt import ADOPTED, AdoptedModel, adopt
+from twinpool.models.attention.spec import GqaSpec
+from twinpool.models.spec import ModelSpec
+from twinpool.prefix.tree import PrefixTree
+from twinpool.sched.scheduler import Scheduler
+from twinpool.sched.shape import SchedulerShape
+
+log = logging.getLogger("twinpool.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A model in memory, and what the device had before and after. Bytes."""
+
+    model: AdoptedModel
+    weight_bytes: int
+    pre_load_bytes: int
+    available_bytes: int
+
+
+def boot_engine(options: ServeOptions, *, poison_freed: bool = False, clock: Clock | None = None) -> Engine:
+    """Load the model and build an engine that is ready for requests.
+
+    poison_freed: fill freed pages and slots with NaN (tests). Raises ConfigError, ModelError or MemoryRefusal.
+    """
+    clock = clock or WallClock()
+    folder = checkpoint.find_folder(options.model_path, revision=options.revision)
+    spec = checkpoint.read_spec(folder)
+    if spec.architecture not in ADOPTED:
+        raise ModelError(f"{spec.architecture} can be planned but not served yet; served: {', '.join(ADOPTED)}.")
+    pre_load_bytes = options.device_memory_bytes or host.available_memory_bytes()
+    resolved = resolve(options, spec, DeviceFacts(pre_load_bytes))
+    for warning in (*spec.warnings, *resolved.warnings):
+        log.warning(warning)
+    tokenizer = _load_tokenizer(resolved, folder)
+    threads = resolved.threads or host.usable_cores()
+    native.set_threads(threads)
+    loaded = _load_model(folder, resolved, pre_load_bytes)
+    ledger = plan_memory(memory_request(spec, resolved, loaded.pre_load_bytes, loaded.available_bytes))
+    memory = _allocate(spec, resolved, ledger)
+    executor = TorchExecutor(
+        forward=functools.partial(loaded.model.forward, memory=memory),
+        memory=memory,
+        # Our kernels have threads of their own, and torch's would only compete with them.
+        torch_threads=1 if native.available() else threads,
+    )
+    scheduler = _build_scheduler(resolved, ledger, executor if poison_freed else None, clock)
+    facts = EngineFacts(
+        options=options,
+        resolved=resolved,
+        ledger=ledger,
+        spec=spec,
+        model_name=resolved.served_model_name,
+        eos_token_ids=tokenizer.eos_token_ids,
+        weight_bytes=loaded.weight_bytes,
+        startup_available_bytes=loaded.available_bytes,
+    )
+    engine = Engine(facts=facts, scheduler=scheduler, executor=executor, tokenizer=tokenizer, clock=clock)
+    engine.observers.append(
+        BatchLog(book=scheduler.book, clock=clock, decode_log_interval=resolved.decode_log_interval)
+    )
+    _log_pools(facts, memory.arena.total_bytes)
+    return engine
+
+
+def memory_request(spec: ModelSpec, resolved: Resolved, pre_load_bytes: int, available_bytes: int) -> MemoryRequest:
+    """What the budget needs to know, of one rank."""
+    tp = resolved.tp_size
+    return MemoryRequest(
+        pre_load_bytes=pre_load_bytes,
+        available_bytes=available_bytes,
+        mem_fraction_static=resolved.mem_fraction_static,
+        context_len=resolved.context_len,
+        conv_bytes=spec.conv_bytes_per_slot(conv_dtype=resolved.mamba_conv_dtype, tp=tp),
+        ssm_bytes=spec.ssm_bytes_per_slot(ssm_dtype=resolved.mamba_ssm_dtype, tp=tp),
+        kv_bytes_per_token=spec.kv_bytes_per_token(kv_dtype=resolved.kv_cache_dtype, tp=tp),
+        slots_per_request=resolved.slots_per_request,
+        page_size=resolved.page_size,
+        ratio=resolved.mamba_full_memory_ratio,
+        max_mamba_cache_size=resolved.max_mamba_cache_size,
+        max_running_requests=resolved.max_running_requests,
+        max_total_tokens=resolved.max_total_tokens,
+        radix_cache=resolved.radix_cache,
+        dp=resolved.dp_size,
+        dcp=resolved.dcp_size,
+        draft_tokens=resolved.speculative_num_draft_tokens,
+        origins=resolved.origins,
+    )
+
+
+def _load_tokenizer(resolved: Resolved, folder: Path) -> Tokenizer:
+    tokenizer_folder = folder
+    if resolved.tokenizer_path is not None:
+        tokenizer_folder = checkpoint.find_folder(resolved.tokenizer_path, flag="--tokenizer-path")
+    tokenizer = Tokenizer.load(tokenizer_folder, config_folder=folder)
+    if resolved.chat_template is not None:
+        try:
+            tokenizer.hf.chat_template = Path(resolved.chat_template).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--chat-template {resolved.chat_template} cannot be read: {error}.") from error
+    return tokenizer
+
+
+def _load_model(folder: Path, resolved: Resolved, pre_load_bytes: int) -> _Loaded:
+    """Weights in memory, as our layers hold them, and what that cost."""
+    log.info(bootlog.load_begin_line(pre_load_bytes))
+    began_s = time.monotonic()
+    source = checkpoint.load_model(folder, dtype=resolved.dtype)
+    name, size_bytes = type(source).__name__, checkpoint.weight_bytes(source)
+    model = adopt(source, context_len=resolved.context_len)
+    del source
+    gc.collect()
+    # Pages of a mapped file are not counted as used, so the weights are charged at least at their size.
+    available_bytes = max(0, pre_load_bytes - size_bytes)
+    if resolved.origins["device_memory_bytes"] == "measured":
+        available_bytes = min(available_bytes, host.available_memory_bytes())
+    log.info(
+        bootlog.load_end_line(
+            elapsed_s=time.monotonic() - began_s,
+            model_class=name,
+            available_bytes=available_bytes,
+            used_bytes=pre_load_bytes - available_bytes,
+        )
+    )
+    return _Loaded(model, size_bytes, pre_load_bytes, available_bytes)
+
+
+def _allocate(spec: ModelSpec, resolved: Resolved, ledger: Ledger) -> Memory:
+    """The rank's one buffer."""
+    attention = [layer.attention for layer in spec.layers if layer.attention is not None]
+    kv_shapes = [shape for shape in attention if isinstance(shape, GqaSpec)]
+    assert len(kv_shapes) == len(attention), "adopted models keep keys and values by head"
+    arena = Arena(
+        page_bytes=ledger.page_bytes,
+        slot_bytes=ledger.slot_bytes,
+        n_slots=ledger.max_mamba_cache_size,
+        n_pages=ledger.n_pages,
+    )
+    return Memory(
+        arena,
+        page_size=resolved.page_size,
+        kv_shapes=kv_shapes,
+        state_shapes=spec.state_shapes(),
+        kv_dtype=resolved.kv_cache_dtype,
+        ssm_dtype=resolved.mamba_ssm_dtype,
+        conv_dtype=resolved.mamba_conv_dtype,
+        device=resolved.device,
+    )
+
+
+def _build_scheduler(resolved: Resolved, ledger: Ledger, poisoner: TorchExecutor | None, clock: Clock) -> Scheduler:
+    """Pools, tree and scheduler; a `poisoner` hears of all freed memory."""
+    pages = Pool(
+        name="pages",
+        first=1,
+        count=ledger.n_pages,
+        on_free=poisoner.poisoner("pages") if poisoner is not None else None,
+    )
+    slots = Pool(
+        name="slots",
+        first=1,
+        count=ledger.max_mamba_cache_size,
+        on_free=poisoner.poisoner("slots") if poisoner is not None else None,
+    )
+    grids = resolved.grids
+    tree = PrefixTree(
+        pages=pages,
+        slots=slots,
+        page_size=resolved.page_size,
+        grid_tokens=grids.checkpoint_tokens if resolved.track_slots else resolved.page_size,
+        eviction_policy=resolved.radix_eviction_policy,
+        max_states_per_path=resolved.mamba_max_states_per_path,
+        disabled=not resolved.radix_cache,
+    )
+    shape = SchedulerShape(
+        page_size=resolved.page_size,
+        grid_tokens=grids.checkpoint_tokens,
+        track_tokens=grids.track_tokens,
+        strategy=resolved.strategy,
+        track_slots=resolved.track_slots,
+        radix_cache=resolved.radix_cache,
+        overlap=resolved.overlap,
+        max_running_requests=ledger.max_running_requests,
+        max_queued_requests=resolved.max_queued_requests,
+        chunked_prefill_size=resolved.chunked_prefill_size,
+        max_prefill_tokens=resolved.max_prefill_tokens,
+        prefill_max_requests=resolved.prefill_max_requests,
+        context_len=resolved.context_len,
+        schedule_policy=resolved.schedule_policy,
+        schedule_conservativeness=resolved.schedule_conservativeness,
+        retraction_policy=resolved.retraction_policy,
+    )
+    return Scheduler(shape=shape, pages=pages, slots=slots, tree=tree, clock=clock)
+
+
+def _log_pools(facts: EngineFacts, arena_bytes: int) -> None:
+    """The lines after the weights, then our two tables: every value with its origin, and every byte with its."""
+    resolved, ledger = facts.resolved, facts.ledger
+    # The pools are zero pages that the system hands out when they are first written: what they will take is taken off.
+    left_bytes = max(0, facts.startup_available_bytes - arena_bytes)
+    for warning in ledger.warnings:
+        log.warning(warning)
+    for line in bootlog.pool_lines(ledger, kv_dtype=resolved.kv_cache_dtype)[len(ledger.warnings) :]:
+        log.info(line)
+    log.info(bootlog.pool_end_line(left_bytes))
+    log.info(bootlog.tree_line(hybrid_ssm=facts.spec.n_linear_layers > 0))
+    log.info(
+        bootlog.scheduler_line(
+            ledger,
+            chunked_prefill_size=resolved.chunked_prefill_size,
+            max_prefill_tokens=resolved.max_prefill_tokens,
+            context_len=resolved.context_len,
+            available_bytes=left_bytes,
+            device=resolved.device,
+        )
+    )
+    log.info("Settings\n%s", bootlog.values_table(resolved.rows()))
+    log.info("Memory\n%s", bootlog.ledger_table(ledger))
