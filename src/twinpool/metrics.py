@@ -1,7 +1,7 @@
 """The catalogue of metrics: every name, kind, label and bucket. What is not here cannot be reported.
 
-`sglang:*` names are those of reference 7.3 and 7.4 that have a meaning here, so that existing dashboards keep working; `twinpool:*`
-names are ours, for what has none. The exporter adds USUAL_LABELS to each.
+`sglang:*` names are those of reference 7.3 and 7.4 that have a meaning here, so that existing dashboards keep
+working; `twinpool:*` names are ours, for what has none. The exporter adds USUAL_LABELS to each.
 """
 
 from __future__ import annotations

@@ -36,7 +36,10 @@ class Answer:
 
 
 async def collect(job: Job) -> list[Answer]:
-    """All sequences of a job to their ends. Raises GenerationFailed or what the engine failed with; then all are cancelled."""
+    """All sequences of a job to their ends.
+
+    Raises GenerationFailed or what the engine failed with; then all are cancelled.
+    """
     try:
         return list(await asyncio.gather(*(_whole(stream) for stream in job.streams)))
     finally:

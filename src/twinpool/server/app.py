@@ -23,7 +23,10 @@ _LOG_FORMAT = "[%(asctime)s] %(message)s"
 
 
 class ApiKeyGate:
-    """ASGI middleware: without the key nothing is answered but /health. Plain ASGI, so that it does not hide a client's departure."""
+    """ASGI middleware: without the key nothing is answered but /health.
+
+    Plain ASGI, so that it does not hide a client's departure.
+    """
 
     def __init__(self, app: ASGIApp, *, api_key: str, service: Service) -> None:
         self._app = app

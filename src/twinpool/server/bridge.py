@@ -1,8 +1,8 @@
 """Between the event loop and the engine's thread.
 
-Event loop → engine: commands in a queue, run between two steps. Engine → event loop: after each step, one call that puts every
-output into the stream of its request. The event loop never waits for a step, and every submitted request gets an answer: its
-outputs, or the error that kept it from having them.
+Event loop → engine: commands in a queue, run between two steps. Engine → event loop: after each step, one call that
+puts every output into the stream of its request. The event loop never waits for a step, and every submitted request
+gets an answer: its outputs, or the error that kept it from having them.
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ class Bridge:
     async def submit(self, prompts: Sequence[Prompt]) -> list[Stream]:
         """Queue all prompts or none; the streams of a prompt's `n` sequences stand side by side.
 
-        Raises what Engine.add raises, ShuttingDown while draining, NotReady before and EngineDown after the engine's life.
+        Raises what Engine.add raises, ShuttingDown while draining, NotReady before and EngineDown after the engine's
+        life.
         """
         engine = self.engine
         future = self._post(lambda: self._add_all(engine, prompts))
@@ -157,7 +158,10 @@ class Bridge:
         return streams
 
     async def flush(self, *, timeout_s: float) -> bool:
-        """Forget the prefix cache once the engine is idle, or False when that is not within `timeout_s`. Raises as `submit` does."""
+        """Forget the prefix cache once the engine is idle, or False when that is not within `timeout_s`.
+
+        Raises as `submit` does.
+        """
         engine = self.engine
         future: asyncio.Future[Any]
 
@@ -186,7 +190,10 @@ class Bridge:
         await self._quiet.wait()
 
     async def stop(self, *, timeout_s: float) -> None:
-        """End the thread after the current step; sequences that still run get an error. Gives up waiting after `timeout_s`."""
+        """End the thread after the current step; sequences that still run get an error.
+
+        Gives up waiting after `timeout_s`.
+        """
         with self._lock:
             if self._state in (State.READY, State.DRAINING):
                 self._state = State.STOPPED
@@ -302,7 +309,10 @@ class Bridge:
         return streams
 
     def _stream_of(self, output: Output) -> Stream | None:
-        """Who waits for an output; forgotten with the last one. None for sequences that were taken back while being added."""
+        """Who waits for an output; forgotten with the last one.
+
+        None for sequences that were taken back while being added.
+        """
         rid = output.request.rid
         return self._streams.get(rid) if output.finish is None else self._streams.pop(rid, None)
 

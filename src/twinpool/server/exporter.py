@@ -14,7 +14,9 @@ from twinpool.server.meters import Meters
 
 
 def make_registry(*, meters: Meters, model_name: str, refresh: Callable[[], None]) -> CollectorRegistry:
-    """A registry whose scrape calls `refresh` (sets the gauges), then reports all of the catalogue with the usual labels (reference 7.3)."""
+    """A registry whose scrape calls `refresh` (sets the gauges), then reports all of the catalogue with the usual
+    labels (reference 7.3).
+    """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Exporter(meters=meters, usual=(model_name, "unified", "0", "0", "0"), refresh=refresh))
     return registry

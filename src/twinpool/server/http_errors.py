@@ -1,4 +1,4 @@
-"""Errors as the OpenAI API shapes them: {"error": {"message", "type", "param", "code"}}, whatever went wrong and on whatever route."""
+"""Every error in the shape of the OpenAI API: {"error": {"message", "type", "param", "code"}}."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ def response_of(error: RequestError) -> JSONResponse:
 
 
 def install(app: FastAPI) -> None:
-    """Make every error of `app` OpenAI-shaped: expected ones, unknown routes and methods, and bugs (whose traceback is logged)."""
+    """Make every error of `app` OpenAI-shaped: expected ones, unknown routes and methods, and bugs (whose traceback
+    is logged).
+    """
 
     @app.exception_handler(RequestError)
     async def refused(request: Request, error: RequestError) -> JSONResponse:

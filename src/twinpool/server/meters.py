@@ -1,4 +1,4 @@
-"""The numbers behind /metrics: plain counters that the engine thread and the event loop write, and the exporter reads."""
+"""The numbers behind /metrics: the engine thread and the event loop write them, the exporter reads them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A histogram's content: how many values fell in each bucket (the last one is +Inf; not cumulative), and their sum."""
+    """A histogram's content: values in each bucket (the last one is +Inf; not cumulative), and their sum."""
 
     counts: tuple[int, ...]
     total: float

@@ -98,7 +98,9 @@ async def _whole(service: Service, ask: Ask, shape: _Shape) -> Any:
 
 
 async def _chunks(job: Job, shape: _Shape) -> AsyncIterator[dict[str, Any]]:
-    """Each event holds everything so far, as clients of this route expect; one of several sequences says which it is."""
+    """Each event holds everything so far, as clients of this route expect; one of several sequences says which it
+    is.
+    """
     answers = [Answer(stream.request) for stream in job.streams]
     async for index, output in merged(job.streams):
         answers[index].add(output)

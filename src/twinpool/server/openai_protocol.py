@@ -1,4 +1,4 @@
-"""Bodies of /v1/chat/completions and /v1/completions: the OpenAI API's fields, the usual extensions, and what is turned down."""
+"""Bodies of /v1/chat/completions and /v1/completions: OpenAI's fields, the usual extensions, what is turned down."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ COMPLETION_REFUSED = {
 
 
 class StreamOptions(Body):
-    """stream_options. include_obfuscation pads chunks against eavesdroppers on the sizes: it is accepted only when off."""
+    """stream_options. include_obfuscation (padding against eavesdroppers on sizes) is accepted only when off."""
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
@@ -139,7 +139,10 @@ class ChatBody(OpenAIBody):
         return both[0] if both[0] is not None else both[1]
 
     def wanted_logprobs(self) -> int | None:
-        """How many alternatives to report, None for no log-probabilities. Raises BadRequest for alternatives to nothing."""
+        """How many alternatives to report, None for no log-probabilities.
+
+        Raises BadRequest for alternatives to nothing.
+        """
         if self.top_logprobs and not self.logprobs:
             raise BadRequest("top_logprobs needs logprobs=true.", field="top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
@@ -173,7 +176,10 @@ class CompletionBody(OpenAIBody):
     echo: bool | None = None
 
     def wanted_tokens(self) -> int:
-        """The answer's length limit; 16 if none is given, as in the OpenAI API. Raises BadRequest for what echo cannot do."""
+        """The answer's length limit; 16 if none is given, as in the OpenAI API.
+
+        Raises BadRequest for what echo cannot do.
+        """
         if self.echo and self.logprobs is not None:
             raise BadRequest(
                 "logprobs of an echoed prompt are not computed here: leave out echo or logprobs.", field="echo"

@@ -1,4 +1,4 @@
-"""Reading a request body: JSON of a limited size into a model that forbids what it does not know, and one sentence when that fails."""
+"""Reading a request body: limited JSON into a model that forbids what it does not know, or one sentence that says why not."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ BodyT = TypeVar("BodyT", bound=Body)
 
 
 async def read_body(request: Request, *, limit_bytes: int) -> bytes:
-    """The raw body. Raises BodyTooLarge before reading more than `limit_bytes`, BadRequest if the client leaves meanwhile."""
+    """The raw body.
+
+    Raises BodyTooLarge before reading more than `limit_bytes`, BadRequest if the client leaves meanwhile.
+    """
     too_large = BodyTooLarge(
         f"the body is larger than the {limit_bytes} bytes that this server reads: send a shorter prompt."
     )
@@ -73,7 +76,10 @@ async def read(request: Request, model: type[BodyT], *, refused: Mapping[str, Re
 
 
 def parse(raw: bytes, model: type[BodyT], *, refused: Mapping[str, Refused]) -> BodyT:
-    """`raw` as a `model`. Raises BadRequest: not JSON, not an object, a refused or unknown field, a wrong type or value."""
+    """`raw` as a `model`.
+
+    Raises BadRequest: not JSON, not an object, a refused or unknown field, a wrong type or value.
+    """
     try:
         value = pydantic_core.from_json(raw, allow_inf_nan=False)
     except ValueError as error:
@@ -134,7 +140,8 @@ def _show(value: object) -> str:
 def kind_of(value: object) -> str:
     """JSON's name of a value's type, with its article."""
     names: tuple[tuple[type, str], ...] = (
-        (bool, "a boolean"), (int, "a number"), (float, "a number"), (str, "a string"), (list, "an array"), (dict, "an object"),
+        (bool, "a boolean"), (int, "a number"), (float, "a number"), (str, "a string"), (list, "an array"),
+        (dict, "an object"),
     )  # fmt: skip
     return next((name for kind, name in names if isinstance(value, kind)), "null")
 

@@ -22,7 +22,10 @@ _STOP_WAIT_S = 1.0
 
 
 def run_until_stopped(*, app: FastAPI, bridge: Bridge, host: str, port: int) -> None:
-    """Serve `app` on the calling thread. Raises ConfigError if the address cannot be bound, and what the engine's boot raised."""
+    """Serve `app` on the calling thread.
+
+    Raises ConfigError if the address cannot be bound, and what the engine's boot raised.
+    """
     listener = _listen(host, port)
     with contextlib.closing(listener):
         asyncio.run(_main(app, bridge, listener))

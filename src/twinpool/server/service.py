@@ -1,4 +1,4 @@
-"""What the routes share: the bridge, the metrics, and the way from a body's prompts to the streams of their sequences."""
+"""What the routes share: the bridge, the metrics, and the way from a body's prompts to their streams."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _ANY_MODEL = "default"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What a route asks for. prompts: texts or token ids. max_tokens None: as much as fits. special_tokens: as Tokenizer.encode."""
+    """What a route asks for.
+
+    prompts: texts or token ids. max_tokens None: as much as fits. special_tokens: as Tokenizer.encode.
+    """
 
     prompts: Sequence[str | list[int]]
     params: SamplingParams
@@ -133,6 +136,6 @@ class Service:
             max_tokens = max(1, room_tokens - len(ids))
         params = replace(ask.params, max_tokens=max_tokens)
         tokens = np.asarray(ids, np.int32)
-        # The scheduler's own rule, asked from here: it reads constants only, and the refusal need not wait for the current step.
+        # The scheduler's own rule, asked from here: it reads constants only, and the refusal need not wait for a step.
         check_can_ever_fit(book, Request(rid=0, tokens=tokens, prompt_len=len(ids), params=params))
         return Prompt(tokens, params, ask.priority)

@@ -1,4 +1,4 @@
-"""What the engine does, as metrics: an observer that counts in the engine's thread, and the gauges taken at a scrape."""
+"""What the engine does, as metrics: an observer that counts in the engine's thread, and the gauges of a scrape."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _WINDOW_S = 1.0
 
 
 class EngineStats:
-    """Counts steps and finished requests. `gen_throughput` is the rate of the last full window of work, in tokens a second."""
+    """Counts steps and finished requests.
+
+    `gen_throughput` is the rate of the last full window of work, in tokens a second.
+    """
 
     def __init__(self, meters: Meters) -> None:
         self.gen_throughput = 0.0

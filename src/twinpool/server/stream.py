@@ -38,7 +38,10 @@ def event(value: object) -> bytes:
 
 
 class EventStream(StreamingResponse):
-    """Chunks as events, then [DONE]. An error in the middle becomes an error event and the end; a client that leaves ends the job."""
+    """Chunks as events, then [DONE].
+
+    An error in the middle becomes an error event and the end; a client that leaves ends the job.
+    """
 
     def __init__(self, job: Job, chunks: AsyncIterator[dict[str, Any]]) -> None:
         super().__init__(_events(chunks), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
@@ -66,7 +69,10 @@ async def _events(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]
 
 
 async def merged(streams: Sequence[Stream]) -> AsyncIterator[tuple[int, Output]]:
-    """Outputs of several sequences as they come, each with the index of its stream. Raises RequestError as Stream.outputs does."""
+    """Outputs of several sequences as they come, each with the index of its stream.
+
+    Raises RequestError as Stream.outputs does.
+    """
     if len(streams) == 1:
         async for output in streams[0].outputs():
             yield 0, output
@@ -95,7 +101,7 @@ async def merged(streams: Sequence[Stream]) -> AsyncIterator[tuple[int, Output]]
 
 
 async def unless_client_leaves(request: Request, work: Awaitable[T]) -> T:
-    """The result of `work`; if the client goes first, `work` is cancelled. Raises ClientLeft then, else what `work` raises.
+    """The result of `work`, which is cancelled if the client goes first. Raises ClientLeft then, else what it raises.
 
     The body must have been read: what the connection says after it can only be that it is gone.
     """

@@ -1,4 +1,4 @@
-"""A tiny engine: the real Engine and Scheduler over the symbolic memory of tests/worlds.py, eleven letters, and a valve on its steps."""
+"""A tiny engine: the real Engine over the symbolic memory of tests/worlds.py, eleven letters, a valve on its steps."""
 
 from __future__ import annotations
 
@@ -124,13 +124,15 @@ def make_fake(*, options: ServeOptions | None = None, boot: Any = None, is_open:
 
     def boot_engine() -> Engine:
         facts = SimpleNamespace(
-            options=options, resolved=FakeResolved(api_key=options.api_key), context_len=made.scheduler.shape.context_len,
+            options=options, resolved=FakeResolved(api_key=options.api_key),
+            context_len=made.scheduler.shape.context_len,
             ledger=SimpleNamespace(
                 kv_pool_bytes=1 << 30, conv_pool_bytes=1 << 28, ssm_pool_bytes=1 << 28, extra_pool_bytes=0,
                 lines=(LedgerLine("weights", 7, "measured"),),
             ),
             spec=SimpleNamespace(vocab_size=VOCAB, model_type="tiny", architecture="TinyForCausalLM"),
-            model_name="models/tiny", eos_token_ids=frozenset({0}), weight_bytes=1 << 28, startup_available_bytes=1 << 32,
+            model_name="models/tiny", eos_token_ids=frozenset({0}), weight_bytes=1 << 28,
+            startup_available_bytes=1 << 32,
         )  # fmt: skip
         executor = ValveExecutor(made.executor, valve)
         return Engine(
@@ -188,7 +190,8 @@ class Call:
                 self.got_some.set()
 
         scope = {
-            "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": self.method,
+            "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1",
+            "method": self.method,
             "scheme": "http", "path": self.path, "raw_path": self.path.encode(), "query_string": b"", "root_path": "",
             "headers": [(b"content-type", b"application/json")], "client": ("c", 1), "server": ("s", 2), "state": {},
         }  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from fastapi.testclient import TestClient
 
 from tests.unit.server.fakes import LETTERS, n_said, parse_events, said
@@ -55,7 +57,7 @@ def test_stream_is_cumulative(client: TestClient) -> None:
     events = parse_events(client.post("/generate", json=body).text)
     assert events.pop() == "[DONE]"
     texts = [event["text"] for event in events]
-    assert all(later.startswith(earlier) for earlier, later in zip(texts, texts[1:], strict=False))
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
     assert texts[-1] == said("abc", 7, ignore_eos=True)
     counts = [event["meta_info"]["completion_tokens"] for event in events]
     assert sorted(set(counts)) == [1, 2, 3, 4, 5, 6, 7]
