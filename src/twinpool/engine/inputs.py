@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from twinpool.request import Int32Array
+from twinpool.models.step_batch import Int64Array, StepBatch
 from twinpool.step import StepPlan
-
-Int64Array = npt.NDArray[np.int64]
 
 
 class LastTokens:
@@ -32,25 +29,15 @@ class LastTokens:
         self._tokens.pop(rid, None)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedStep:
-    """Rows laid one after another; T tokens, R rows.
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PackedStep(StepBatch):
+    """A step's rows, with what goes into the model and what comes out of it.
 
-    input_ids, positions: int64 [T]; row_offsets: int32 [R + 1], row r is tokens [row_offsets[r], row_offsets[r + 1]);
-    starts, ends: int32 [R], absolute positions; slots: int32 [R]. checkpoint_offsets: int32 [R], tokens of the row
-    after which its state is also written to checkpoint_slots[r], 0 for none. pages: the rows' page tables (int32
-    arrays, not copied). sample_at: int64 [sampling rows], the packed place of each sampling row's last token.
+    input_ids: int64 [T]. sample_at: int64 [sampling rows], the packed place of each sampling row's last token. Page
+    tables are the plan's own arrays, not copies.
     """
 
     input_ids: Int64Array
-    positions: Int64Array
-    row_offsets: Int32Array
-    starts: Int32Array
-    ends: Int32Array
-    slots: Int32Array
-    checkpoint_offsets: Int32Array
-    checkpoint_slots: Int32Array
-    pages: tuple[Int32Array, ...]
     sample_at: Int64Array
 
 
