@@ -14,17 +14,36 @@ from twinpool.errors import BadRequest, ConfigError, ModelError
 
 
 def test_a_conversation_of_ten_turns_reads_only_what_is_new() -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=10)
     with tiny_llm(checkpoint("qwen3_5")) as llm:
-        messages: list[dict[str, str]] = []
-        before = 0
+        ids: list[int] = []
+        computed = 0
         for turn in range(10):
-            messages.append({"role": "user", "content": f"turn {turn}: " + "words " * 3})
-            (answer,) = llm.chat(messages, params)
-            # What the last turn computed, its answer included, is read back whole (page size 1).
-            assert answer.cached_tokens >= before
-            before = answer.prompt_tokens
-            messages.append({"role": "assistant", "content": answer.text})
+            ids += prompt(turn, 15)
+            (answer,) = llm.generate([ids], greedy(10))
+            assert answer.cached_tokens == computed
+            ids += answer.token_ids
+            # The last token was sampled and, at max_tokens, never fed back: all else is kept (page size 1).
+            computed = len(ids) - 1
+
+
+def test_an_answer_that_stops_is_kept_whole() -> None:
+    with tiny_llm(checkpoint("qwen3_5")) as llm:
+        (free,) = llm.generate([prompt(8, 40)], greedy(12))
+        stop = free.token_ids[9]
+        (answer,) = llm.generate([prompt(8, 40)], greedy(30, stop_token_ids=(stop,)))
+        ids = [*prompt(8, 40), *answer.token_ids]
+        # Overlap computed the state after the stop token, and the next turn starts with it.
+        assert llm.generate([[*ids, 1, 2, 3]], greedy(1))[0].cached_tokens == len(ids)
+
+
+def test_a_chat_is_rendered_with_the_template() -> None:
+    with tiny_llm(checkpoint("qwen3_5")) as llm:
+        messages = [{"role": "user", "content": "Hello"}]
+        rendered = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+        ids = llm.engine.tokenizer.encode(rendered, special_tokens=False)
+        (chat, again) = llm.chat([messages, messages], greedy(4))
+        assert chat.prompt_tokens == len(ids)
+        assert chat.token_ids == again.token_ids == llm.generate([ids], greedy(4))[0].token_ids
 
 
 def test_the_demo_model_speaks() -> None:

@@ -120,7 +120,7 @@ def test_a_hit_at_every_possible_checkpoint() -> None:
     with tiny_llm(folder, chunked_prefill_size=64) as llm:
         for length in (64, 128, 192, 256):
             llm.flush_cache()
-            llm.generate([[*ids[:length], 1]], greedy(1))
+            llm.generate([[*ids[:length], ids[length] ^ 1]], greedy(1))
             (done,) = llm.generate([ids], params)
             assert done.cached_tokens == length
             assert (done.token_ids, tuple(p.logprob for p in done.logprobs)) == (expected, logprobs)
