@@ -1,4 +1,4 @@
-"""What one layer keeps: the arithmetic of element counts and bytes, and strict reading of config.json values."""
+"""What one layer keeps (shapes, element counts, bytes), and strict reading of config.json values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from twinpool.errors import ModelError
 
 ITEM_BYTES = {
-    "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1,
+    "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1,
 }  # fmt: skip
 
 
@@ -23,7 +24,7 @@ def item_bytes(dtype: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StateShapes:
-    """Per slot and layer, on one rank: conv window [channels, kernel - 1] and temporal state; () for a part that is not there."""
+    """Per slot and layer, on one rank: conv window [channels, kernel - 1] and temporal state; () for a missing part."""
 
     conv: tuple[int, ...]
     temporal: tuple[int, ...]
@@ -50,9 +51,17 @@ class LinearSpec(Protocol):
 class AttentionSpec(Protocol):
     """A full-attention layer: memory per token."""
 
-    def kv_elements_per_token(self, tp: int) -> int:
-        """Elements of K and V (or of the latent) for one token on one of `tp` ranks."""
+    def kv_elements_per_token(self, tp: int, dcp: int = 1) -> int:
+        """Elements of K and V (or of the latent) for one token on one of `tp` ranks, `dcp` of which split tokens."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """One decoder layer: what it keeps per token (attention), per sequence (linear), both, or nothing."""
+
+    attention: AttentionSpec | None = None
+    linear: LinearSpec | None = None
 
 
 def shard(count: int, tp: int, *, what: str) -> int:
@@ -94,3 +103,27 @@ class ConfigReader:
         if value is not None and not isinstance(value, list):
             raise ModelError(f"config.json says {key}={value!r}; it must be a list.")
         return value
+
+    def layers(self, key: str, kinds: Mapping[str, LayerSpec]) -> tuple[LayerSpec, ...] | None:
+        """num_hidden_layers layers by a list of their kinds, or None when the key is absent. Raises ModelError."""
+        listed = self.items(key)
+        if listed is None:
+            return None
+        n_layers = self.integer("num_hidden_layers")
+        if len(listed) != n_layers:
+            raise ModelError(f"config.json lists {len(listed)} {key} for num_hidden_layers={n_layers}.")
+        unknown = sorted({str(kind) for kind in listed} - kinds.keys())
+        if unknown:
+            raise ModelError(f"config.json lists layer type '{unknown[0]}' in {key}; known here: {', '.join(kinds)}.")
+        return tuple(kinds[kind] for kind in listed)
+
+    def layer_numbers(self, key: str, *, first: int) -> frozenset[int] | None:
+        """Layers named by number, counted from `first`; None when the key is absent. Raises ModelError."""
+        listed = self.items(key)
+        if listed is None:
+            return None
+        last = first + self.integer("num_hidden_layers") - 1
+        for number in listed:
+            if isinstance(number, bool) or not isinstance(number, int) or not first <= number <= last:
+                raise ModelError(f"config.json names layer {number!r} in {key}; layers here are {first} to {last}.")
+        return frozenset(listed)

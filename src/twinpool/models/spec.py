@@ -7,24 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from twinpool.errors import ModelError
-from twinpool.models.shapes import AttentionSpec, ConfigReader, LinearSpec, StateShapes, item_bytes
+from twinpool.models.registry import family_of, known_architecture
+from twinpool.models.shapes import ITEM_BYTES, ConfigReader, LayerSpec, StateShapes, item_bytes
+
+__all__ = ["LayerSpec", "ModelSpec", "StateShapes"]
 
 STATE_DTYPES = ("float32", "bfloat16", "float16")
-
-
-@dataclass(frozen=True, slots=True)
-class LayerSpec:
-    """One decoder layer: what it keeps per token (attention), per sequence (linear), both, or nothing."""
-
-    attention: AttentionSpec | None = None
-    linear: LinearSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """Memory facts of a model.
 
-    context_len: tokens; dtype: of the weights and so of the activations; ssm_dtype: of the temporal state unless a flag says otherwise;
+    context_len: tokens; dtype: of the weights and so of the activations; ssm_dtype: of the temporal state unless a flag
+    says otherwise; checkpoint_kv_dtype: of the KV cache the checkpoint was calibrated for (None: that of the weights);
     chunk_tokens: state chunk of the model's kernels (reference 1.6), the least distance of checkpoints.
     """
 
@@ -39,33 +35,32 @@ class ModelSpec:
     chunk_tokens: int
     supports_extra_buffer: bool
     layers: tuple[LayerSpec, ...]
+    checkpoint_kv_dtype: str | None = None
     warnings: tuple[str, ...] = ()
 
     @staticmethod
     def from_config_json(config: Mapping[str, Any]) -> ModelSpec:
-        """Read a Hugging Face config (nested text configs too). Raises ModelError naming what is missing, wrong or unknown."""
-        from twinpool.models.registry import build_layers, known_architecture  # the registry's rows build LayerSpecs
-
+        """Read a Hugging Face config, nested text configs too. Raises ModelError: what is missing, wrong or unknown."""
         architecture = known_architecture(config)
         text = config.get("text_config", config)
         if not isinstance(text, Mapping):
             raise ModelError(f"config.json says text_config={text!r}; it must be an object.")
-        reader = ConfigReader(text)
-        family, layers, chunk_tokens, supports_extra_buffer = build_layers(architecture, reader)
-        dtype = text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype") or "bfloat16"
+        reader, top, family = ConfigReader(text), ConfigReader(config), family_of(architecture)
         ssm_dtype, warnings = _ssm_dtype(config, text)
+        chunk = family.chunk_tokens
         return ModelSpec(
             architecture=architecture,
             model_type=reader.text("model_type", default=""),
-            family=family,
+            family=family.name,
             hidden_size=reader.integer("hidden_size"),
             vocab_size=reader.integer("vocab_size"),
             context_len=reader.integer("max_position_embeddings", default=32768),
-            dtype=str(dtype).removeprefix("torch."),
+            dtype=_dtype(text, config),
             ssm_dtype=ssm_dtype,
-            chunk_tokens=chunk_tokens,
-            supports_extra_buffer=supports_extra_buffer,
-            layers=layers,
+            chunk_tokens=chunk if family.chunk_key is None else top.integer(family.chunk_key, default=chunk),
+            supports_extra_buffer=family.supports_extra_buffer,
+            layers=family.layers(reader),
+            checkpoint_kv_dtype=_checkpoint_kv_dtype(text) or _checkpoint_kv_dtype(config),
             warnings=warnings,
         )
 
@@ -103,24 +98,41 @@ class ModelSpec:
 
     def slot_bytes(self, *, ssm_dtype: str, conv_dtype: str, tp: int = 1) -> int:
         """One complete state of one sequence on one rank (reference 1.6)."""
-        return self.conv_bytes_per_slot(conv_dtype=conv_dtype, tp=tp) + self.ssm_bytes_per_slot(ssm_dtype=ssm_dtype, tp=tp)
+        conv = self.conv_bytes_per_slot(conv_dtype=conv_dtype, tp=tp)
+        return conv + self.ssm_bytes_per_slot(ssm_dtype=ssm_dtype, tp=tp)
 
-    def kv_bytes_per_token(self, *, kv_dtype: str, tp: int = 1) -> int:
+    def kv_bytes_per_token(self, *, kv_dtype: str, tp: int = 1, dcp: int = 1) -> int:
         """Keys and values of one token in all attention layers on one rank (reference 1.7, cell_size)."""
-        elements = sum(layer.attention.kv_elements_per_token(tp) for layer in self.layers if layer.attention is not None)
-        return elements * item_bytes(kv_dtype)
+        attention = (layer.attention for layer in self.layers if layer.attention is not None)
+        return sum(spec.kv_elements_per_token(tp, dcp) for spec in attention) * item_bytes(kv_dtype)
+
+
+def _dtype(*places: Mapping[str, Any]) -> str:
+    """The first dtype (torch_dtype in older files) that is given; bfloat16 when none is. Raises ModelError."""
+    for place in places:
+        name = place.get("dtype") or place.get("torch_dtype")
+        if name is not None:
+            short = str(name).removeprefix("torch.")
+            if short not in ITEM_BYTES:
+                raise ModelError(f"config.json says dtype={name!r}; it must be one of {', '.join(ITEM_BYTES)}.")
+            return short
+    return "bfloat16"
+
+
+def _checkpoint_kv_dtype(config: Mapping[str, Any]) -> str | None:
+    """fp8_e4m3 when the quantisation config carries an 8-bit floating-point KV scheme (reference 1.7)."""
+    quantised = config.get("quantization_config")
+    scheme = quantised.get("kv_cache_scheme") if isinstance(quantised, Mapping) else None
+    if not isinstance(scheme, Mapping):
+        return None
+    return "fp8_e4m3" if (scheme.get("type"), scheme.get("num_bits")) == ("float", 8) else None
 
 
 def _ssm_dtype(config: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """The config's state dtype (text config first), float32 by default; an invalid name warns and is ignored (reference 1.6)."""
-    for key in ("mamba_ssm_dtype", "mamba_ssm_cache_dtype"):
-        name = text.get(key, config.get(key))
-        if name is None:
-            continue
-        if name in STATE_DTYPES:
-            return str(name), ()
-        choices = ", ".join(f"'{dtype}'" for dtype in STATE_DTYPES)
-        return "float32", (
-            f"Invalid mamba_ssm_dtype '{name}' in config. Must be one of [{choices}]. Using default 'float32'.",
-        )
-    return "float32", ()
+    """The config's state dtype, the text config's first, else float32; an invalid name warns (reference 1.6)."""
+    name = text.get("mamba_ssm_dtype", config.get("mamba_ssm_dtype"))
+    if name is None or name in STATE_DTYPES:
+        return name or "float32", ()
+    choices = ", ".join(f"'{dtype}'" for dtype in STATE_DTYPES)
+    sentence = f"Invalid mamba_ssm_dtype '{name}' in config. Must be one of [{choices}]. Using default 'float32'."
+    return "float32", (sentence,)

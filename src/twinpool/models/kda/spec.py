@@ -1,10 +1,13 @@
-"""Shapes of a Kimi Delta Attention state (reference 1.6)."""
+"""Kimi Delta Attention: shapes of a state, and the layers of Kimi-Linear and Kimi-K3 (reference 1.6)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from twinpool.models.shapes import StateShapes, shard
+from twinpool.errors import ModelError
+from twinpool.models.attention.spec import MlaSpec
+from twinpool.models.shapes import ConfigReader, LayerSpec, StateShapes, shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +22,26 @@ class KdaSpec:
         """conv [kernel - 1, 3 H d / tp] (axes the other way round than in GDN); temporal [H / tp, d, d]."""
         heads = shard(self.heads, tp, what="linear heads")
         return StateShapes((self.kernel - 1, 3 * heads * self.head_dim), (heads, self.head_dim, self.head_dim))
+
+
+def kimi_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
+    """By layer_types (as transformers writes them), or by the lists of linear_attn_config, which count from 1."""
+    nested = reader.values.get("linear_attn_config")
+    if isinstance(nested, Mapping):
+        own = ConfigReader({**nested, "num_hidden_layers": reader.integer("num_hidden_layers")})
+        heads, head_dim = own.integer("num_heads"), own.integer("head_dim")
+        kernel = own.integer("short_conv_kernel_size", default=4, least=2)
+    elif nested is None and reader.items("layer_types") is not None:
+        own = reader
+        heads, head_dim = reader.integer("linear_num_heads"), reader.integer("linear_head_dim")
+        kernel = reader.integer("linear_conv_kernel_dim", default=4, least=2)
+    else:
+        raise ModelError(f"config.json says linear_attn_config={nested!r}; it must be an object.")
+    linear, attention = LayerSpec(linear=KdaSpec(heads, head_dim, kernel)), LayerSpec(attention=MlaSpec.read(reader))
+    listed = reader.layers("layer_types", {"linear_attention": linear, "full_attention": attention})
+    if listed is not None:
+        return listed
+    full = own.layer_numbers("full_attn_layers", first=1)
+    if full is None:
+        raise ModelError("config.json has no 'full_attn_layers' in linear_attn_config, which this architecture needs.")
+    return tuple(attention if i + 1 in full else linear for i in range(reader.integer("num_hidden_layers")))

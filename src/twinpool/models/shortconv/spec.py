@@ -1,10 +1,12 @@
-"""Shapes of a short-convolution state (reference 1.6)."""
+"""Short convolution: shapes of a state, and the layers of LFM2 (reference 1.6)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twinpool.models.shapes import StateShapes, shard
+from twinpool.errors import ModelError
+from twinpool.models.attention.spec import GqaSpec
+from twinpool.models.shapes import ConfigReader, LayerSpec, StateShapes, shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,3 +19,17 @@ class ShortConvSpec:
     def states(self, tp: int) -> StateShapes:
         """conv [hidden / tp, kernel - 1]; no temporal state."""
         return StateShapes((shard(self.hidden_size, tp, what="hidden channels"), self.kernel - 1), ())
+
+
+def lfm2_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
+    """By layer_types, or full_attn_idxs names the attention layers, counted from 0."""
+    attention = LayerSpec(attention=GqaSpec.read(reader))
+    kernel = reader.integer("conv_L_cache", default=3, least=2)
+    conv = LayerSpec(linear=ShortConvSpec(reader.integer("hidden_size"), kernel))
+    listed = reader.layers("layer_types", {"conv": conv, "full_attention": attention})
+    if listed is not None:
+        return listed
+    full = reader.layer_numbers("full_attn_idxs", first=0)
+    if full is None:
+        raise ModelError("config.json has neither 'layer_types' nor 'full_attn_idxs', one of which is needed.")
+    return tuple(attention if i in full else conv for i in range(reader.integer("num_hidden_layers")))
