@@ -30,7 +30,7 @@ def test_prefill_and_decode_lines_count_what_ran(caplog: pytest.LogCaptureFixtur
         caplog.clear()
         engine.add([1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 9], params)
         drain(engine)
-    assert "#new-seq: 1, #new-token: 2, #cached-token: 9" in caplog.messages[0]
+    assert "#new-seq: 1, #new-token: 3, #cached-token: 8" in caplog.messages[0]
 
 
 def test_retractions_are_logged(caplog: pytest.LogCaptureFixture) -> None:
