@@ -22,7 +22,7 @@ FloatArray = npt.NDArray[np.float32]
 DoubleArray = npt.NDArray[np.float64]
 
 _MASK_64 = (1 << 64) - 1
-# Candidates that top-p sorts before it falls back to sorting the whole vocabulary.
+# Most likely tokens that top-p sorts at first; eight times as many whenever they do not hold enough.
 _TOP_P_CANDIDATES = 1024
 
 
@@ -198,11 +198,13 @@ def _largest(values: DoubleArray, count: int) -> npt.NDArray[np.int64]:
 def _nucleus(weights: DoubleArray, top_p: float) -> npt.NDArray[np.int64]:
     """Places of the fewest most likely weights that together hold at least `top_p` of the sum, best first."""
     needed = top_p * float(weights.sum())
-    order = _largest(weights, min(_TOP_P_CANDIDATES, len(weights)))
-    cumulative = np.cumsum(weights[order])
-    if cumulative[-1] < needed and len(order) < len(weights):
-        order = _largest(weights, len(weights))
+    count = 0
+    while True:
+        count = min(max(_TOP_P_CANDIDATES, count * 8), len(weights))
+        order = _largest(weights, count)
         cumulative = np.cumsum(weights[order])
+        if cumulative[-1] >= needed or count == len(weights):
+            break
     return order[: int(np.searchsorted(cumulative, needed)) + 1]
 
 
