@@ -13,7 +13,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from twinpool.engine.inputs import LastTokens, PackedStep, pack
+from twinpool.engine.inputs import LastTokens, pack
+from twinpool.models.step_batch import PackedStep
 from twinpool.engine.sampler import RowState, Sampled, sample_row
 from twinpool.engine.tensors import Memory
 from twinpool.request import Int32Array

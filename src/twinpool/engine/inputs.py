@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from twinpool.models.step_batch import Int64Array, StepBatch
+from twinpool.models.step_batch import PackedStep
 from twinpool.step import StepPlan
 
 
@@ -27,18 +25,6 @@ class LastTokens:
     def forget(self, rid: int) -> None:
         """The request has left."""
         self._tokens.pop(rid, None)
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class PackedStep(StepBatch):
-    """A step's rows, with what goes into the model and what comes out of it.
-
-    input_ids: int64 [T]. sample_at: int64 [sampling rows], the packed place of each sampling row's last token. Page
-    tables are the plan's own arrays, not copies.
-    """
-
-    input_ids: Int64Array
-    sample_at: Int64Array
 
 
 def pack(plan: StepPlan, last: LastTokens) -> PackedStep:

@@ -15,8 +15,8 @@ from twinpool.errors import ModelError
 from twinpool.models.attention.layer import AttentionLayer
 from twinpool.models.blocks import Linear, Mlp, Moe, RmsNorm
 from twinpool.models.gdn.layer import GdnLayer
-from twinpool.models.rows import PackedRows, StepArrays
-from twinpool.models.step_batch import MemoryViews
+from twinpool.models.rows import PackedRows
+from twinpool.models.step_batch import MemoryViews, PackedStep
 
 # Architectures whose modules the layers above hold; a new family adds its mapping in `_adopt_layer`.
 ADOPTED = (
@@ -45,7 +45,7 @@ class AdoptedModel:
         self._norm = norm
         self._head = head
 
-    def forward(self, step: StepArrays, memory: MemoryViews) -> torch.Tensor:
+    def forward(self, step: PackedStep, memory: MemoryViews) -> torch.Tensor:
         """Run one packed step; returns float32 [sampling rows, vocab]. KV, states and checkpoints are written to memory."""
         device = self._embedding.device
         page_size = memory.kv[0].keys.shape[1] if memory.kv else 1

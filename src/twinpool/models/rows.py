@@ -3,39 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
 from twinpool.models import native
-from twinpool.models.step_batch import Int32Array, Int64Array
-
-
-class StepArrays(Protocol):
-    """A packed step with its inputs and outputs (engine.inputs.PackedStep is one; shapes as in step_batch.StepBatch).
-
-    input_ids: int64 [T]; sample_at: int64 [sampling rows], the packed place of each sampling row's last token.
-    """
-
-    @property
-    def input_ids(self) -> Int64Array: ...  # noqa: D102
-    @property
-    def positions(self) -> Int64Array: ...  # noqa: D102
-    @property
-    def row_offsets(self) -> Int32Array: ...  # noqa: D102
-    @property
-    def starts(self) -> Int32Array: ...  # noqa: D102
-    @property
-    def slots(self) -> Int32Array: ...  # noqa: D102
-    @property
-    def checkpoint_offsets(self) -> Int32Array: ...  # noqa: D102
-    @property
-    def checkpoint_slots(self) -> Int32Array: ...  # noqa: D102
-    @property
-    def pages(self) -> tuple[Int32Array, ...]: ...  # noqa: D102
-    @property
-    def sample_at(self) -> Int64Array: ...  # noqa: D102
+from twinpool.models.step_batch import Int32Array, StepBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +17,7 @@ class PackedRows:
     """positions: int64 [T] tensor; checkpoint_offsets: as in the step, -1 for none. `native` is the compiled kernels' view of the rows,
     None without them; `step` and `kept` keep what it points at alive."""
 
-    step: StepArrays
+    step: StepBatch
     positions: torch.Tensor
     checkpoint_offsets: Int32Array
     page_size: int
@@ -51,7 +25,7 @@ class PackedRows:
     kept: tuple[Any, ...]
 
     @staticmethod
-    def of(step: StepArrays, *, page_size: int, device: torch.device) -> PackedRows:
+    def of(step: StepBatch, *, page_size: int, device: torch.device) -> PackedRows:
         """Wrap a packed step without copying page tables."""
         checkpoint_offsets = np.where(step.checkpoint_offsets > 0, step.checkpoint_offsets, -1).astype(np.int32)
         page_tables = np.array([_address(table) for table in step.pages], np.int64)

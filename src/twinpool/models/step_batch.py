@@ -49,6 +49,18 @@ class StepBatch:
         return len(self.positions)
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PackedStep(StepBatch):
+    """A step's rows, with what goes into the model and what comes out of it.
+
+    input_ids: int64 [T]. sample_at: int64 [sampling rows], the packed place of each sampling row's last token. Page
+    tables are the plan's own arrays, not copies.
+    """
+
+    input_ids: Int64Array
+    sample_at: Int64Array
+
+
 class KvLayer(Protocol):
     """One attention layer's cache."""
 
