@@ -113,14 +113,14 @@ def _advice(request: MemoryRequest, parts: Split) -> str:
 def _pin_advice(request: MemoryRequest, parts: Split, *, flag: str, given: int) -> str:
     """How many slots fit beside one KV page, in the flag's own unit (all dp workers together)."""
     least = request.slots_per_request
-    if 0 <= parts.slots < least:
+    fit = most_slots(request)
+    if fit < least:
+        return _fraction_advice(request, parts, flag=flag)
+    if parts.slots < least:
         return (
             f"{flag} {given} gives {parts.slots} state slots per dp worker and one request needs {least}; "
             f"use at least {least * request.dp}."
         )
-    fit = most_slots(request)
-    if fit < least:
-        return _fraction_advice(request, parts)
     return (
         f"{flag} {given} needs {format_bytes(parts.state_bytes + parts.scratch_bytes)} for {parts.slots} state slots "
         f"and the padding slot, and {format_bytes(parts.rest_bytes)} are left for both pools; "
@@ -165,14 +165,13 @@ def _ratio_advice(request: MemoryRequest, parts: Split) -> str:
     )
 
 
-def _fraction_advice(request: MemoryRequest, parts: Split) -> str:
+def _fraction_advice(request: MemoryRequest, parts: Split, *, flag: str = "--max-mamba-cache-size") -> str:
     """What one request needs in all, and the --mem-fraction-static (at most 1) that would leave it.
 
-    Under a ratio the states must fit their share; where that asks for too much, a pin wastes nothing.
+    Under a ratio the states must fit their share; where that asks for too much, a pin wastes nothing. flag: what pins.
     """
     one = split_with(request, request.slots_per_request if request.hybrid else 0)
-    state = one.state_bytes + one.scratch_bytes
-    needed = state + round_up(2, request.page_size) * request.kv_bytes_per_token
+    needed = one.state_bytes + one.scratch_bytes + round_up(2, request.page_size) * request.kv_bytes_per_token
     has = max(0, parts.rest_bytes)
     text = f"One request needs {format_bytes(needed)} in both pools and {format_bytes(has)} are left for them; "
     if request.hybrid and not pinned(request):
@@ -185,9 +184,7 @@ def _fraction_advice(request: MemoryRequest, parts: Split) -> str:
     if fraction is None:
         shrink = ", or shrink a state with --mamba-ssm-dtype bfloat16" if request.hybrid else ""
         return f"{text}no --mem-fraction-static leaves that much: use a device with more memory{shrink}."
-    pin = ""
-    if request.hybrid and not pinned(request):
-        pin = f" with --max-mamba-cache-size {request.slots_per_request * request.dp}"
+    pin = f" with {flag} {request.slots_per_request * request.dp}" if request.hybrid else ""
     return f"{text}use --mem-fraction-static {fraction:.3f} or more{pin}."
 
 

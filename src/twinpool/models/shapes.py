@@ -105,11 +105,14 @@ class ConfigReader:
         return value
 
     def layers(self, key: str, kinds: Mapping[str, LayerSpec]) -> tuple[LayerSpec, ...] | None:
-        """num_hidden_layers layers by a list of their kinds, or None when the key is absent. Raises ModelError."""
+        """Layers by a list of their kinds, num_hidden_layers long if that is given; None without the list.
+
+        Raises ModelError.
+        """
         listed = self.items(key)
         if listed is None:
             return None
-        n_layers = self.integer("num_hidden_layers")
+        n_layers = self.integer("num_hidden_layers", default=len(listed))
         if len(listed) != n_layers:
             raise ModelError(f"config.json lists {len(listed)} {key} for num_hidden_layers={n_layers}.")
         unknown = sorted({str(kind) for kind in listed} - kinds.keys())
