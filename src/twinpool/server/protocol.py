@@ -1,4 +1,4 @@
-"""Reading a request body: limited JSON into a model that forbids what it does not know, or one sentence that says why not."""
+"""Reading a request body: limited JSON into a model that forbids what it does not know, or a sentence that says why."""
 
 from __future__ import annotations
 

@@ -55,7 +55,9 @@ class _Server(uvicorn.Server):
 
 
 async def _main(app: FastAPI, bridge: Bridge, listener: socket.socket) -> None:
-    config = uvicorn.Config(app, log_config=None, access_log=False, log_level="warning", lifespan="on", loop="asyncio")
+    """Everything on the event loop. The bridge's life is here, not in the app's lifespan: uvicorn skips that one's end
+    when it is told to stop at once."""
+    config = uvicorn.Config(app, log_config=None, access_log=False, log_level="warning", lifespan="off", loop="asyncio")
     server = _Server(config)
     stopping = asyncio.Event()
     n_signals = 0
@@ -73,6 +75,7 @@ async def _main(app: FastAPI, bridge: Bridge, listener: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
+    bridge.start()
     watchers = [
         asyncio.create_task(_announce(server, bridge, listener)),
         asyncio.create_task(_stop_when_drained(server, bridge, stopping)),
@@ -82,7 +85,6 @@ async def _main(app: FastAPI, bridge: Bridge, listener: socket.socket) -> None:
     finally:
         for watcher in watchers:
             watcher.cancel()
-        # uvicorn skips the lifespan's end when it is told twice.
         await bridge.stop(timeout_s=_STOP_WAIT_S)
         await asyncio.gather(*watchers, return_exceptions=True)
 
