@@ -1,164 +1,191 @@
-"""What every family shares: linear layers, norms, gated MLP, mixture of experts. Weights are packed once, at load.
+"""What lies around the mixers: linear layers with packed weights, norms, MLP, mixture of experts.
 
-Rounding follows transformers: each module's output is rounded to the model dtype once, sums inside it are float32.
+Activations are [T, features], contiguous, of the model's dtype. `residual` is added after rounding, in place, and returned.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from twinpool.models import native
+from twinpool.models.native import CODES, native, use_native
 
 
-class Linear:
-    """y = x · Wᵀ (+ bias). weight: [n, k]. With the compiled kernels W is kept packed only, and the torch weight may go."""
+class Linear(nn.Module):
+    """y = x W^T + bias with one or more weights [n_i, k] side by side; the compiled form replaces the torch tensors."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor] | None = None) -> None:
+        super().__init__()
+        weight = weights[0] if len(weights) == 1 else torch.cat(list(weights))
+        bias = None if biases is None else torch.cat(list(biases)).contiguous()
         self.n, self.k = weight.shape
-        self.dtype = weight.dtype
-        self._packed: Any = None
-        self._weight: torch.Tensor | None = weight.detach()
-        self._bias = None if bias is None else bias.detach()
-        if native.use(weight):
-            contiguous = weight.contiguous()
-            self._packed = native.kernels.PackedLinear(contiguous.data_ptr(), native.DTYPE_CODES[self.dtype], self.n, self.k)
-            self._weight = None
-            self._bias = None if bias is None else bias.float().contiguous()
+        self.size_bytes = weight.numel() * weight.element_size()
+        self.handle: Any = None
+        self.weight: torch.Tensor | None = None
+        self.bias: torch.Tensor | None = None
+        if use_native(weight.device):
+            weight = weight.contiguous()
+            self.handle = native.Linear(
+                weight=weight.data_ptr(),
+                ldw=weight.stride(0),
+                bias=0 if bias is None else bias.data_ptr(),
+                n=self.n,
+                k=self.k,
+                dtype=CODES[weight.dtype],
+            )
+            self.size_bytes = self.handle.size_bytes
+        else:
+            self.weight, self.bias = weight, bias
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [rows, k], rows may be strided → [rows, n] in the model dtype."""
-        if self._packed is None:
-            assert self._weight is not None
-            return F.linear(x, self._weight, self._bias)
-        y = torch.empty(x.shape[0], self.n, dtype=self.dtype)
-        bias = 0 if self._bias is None else self._bias.data_ptr()
-        self._packed.run(x.data_ptr(), x.stride(0), y.data_ptr(), self.n, x.shape[0], bias)
-        return y
-
-    def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [rows, k] → float32 [rows, n], not rounded to the model dtype on the way where the kernels run."""
-        if self._packed is None:
-            return self(x).float()
-        y = torch.empty(x.shape[0], self.n, dtype=torch.float32)
-        self._packed.run_f32(x.data_ptr(), x.stride(0), y.data_ptr(), self.n, x.shape[0])
-        return y
-
-
-class RmsNorm:
-    """x · rsqrt(mean x² + eps) · (1 + w), as Qwen3-Next and Qwen3.5 have it. weight: [dim]."""
-
-    def __init__(self, weight: torch.Tensor, eps: float) -> None:
-        self._weight = weight.detach().float().contiguous()
-        self._eps = eps
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [rows, dim], rows may be strided → contiguous [rows, dim]."""
-        if not native.use(x):
-            wide = x.float()
-            wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)
-            return (wide * (1.0 + self._weight)).to(x.dtype)
-        rows, dim = x.shape
-        y = torch.empty(rows, dim, dtype=x.dtype)
-        native.kernels.rms_norm(
-            x.data_ptr(), x.stride(0), y.data_ptr(), dim, rows, dim, self._weight.data_ptr(), self._eps, True,
-            native.DTYPE_CODES[x.dtype],
-        )  # fmt: skip
-        return y
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None, *, wide: bool = False) -> torch.Tensor:
+        """[T, n] of x's dtype; float32 and unrounded if wide. With a residual: residual += y, returned."""
+        if self.handle is None:
+            y = F.linear(x, self.weight, self.bias)  # type: ignore[arg-type]
+            return y.float() if wide else y if residual is None else residual.add_(y)
+        rows = x.shape[0]
+        if residual is not None:
+            at = residual.data_ptr()
+            self.handle.run(x.data_ptr(), x.stride(0), rows, at, residual.stride(0), at)
+            return residual
+        out = torch.empty((rows, self.n), dtype=torch.float32 if wide else x.dtype)
+        self.handle.run(x.data_ptr(), x.stride(0), rows, out.data_ptr(), self.n, 0, wide)
+        return out
 
 
-class GatedRmsNorm:
-    """w · (x · rsqrt(mean x² + eps)) · silu(gate). weight: [dim]."""
+class ZeroCentredNorm(nn.Module):
+    """x / rms(x) * (1 + weight)."""
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
-        self._weight = weight.detach().float().contiguous()
-        self._eps = eps
+        super().__init__()
+        self.scale = 1.0 + weight.detach().float()
+        self.eps = eps
+        self.native = use_native(weight.device)
 
-    def __call__(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """x, gate: contiguous [rows, dim] → [rows, dim]."""
-        if not native.use(x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normed x [T, features]."""
+        if not self.native:
             wide = x.float()
-            wide = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)).to(x.dtype)
-            return ((self._weight.to(x.dtype) * wide) * F.silu(gate.float())).to(x.dtype)
-        rows, dim = x.shape
-        y = torch.empty(rows, dim, dtype=x.dtype)
-        native.kernels.rms_norm_gated(
-            x.data_ptr(), gate.data_ptr(), y.data_ptr(), rows, dim, self._weight.data_ptr(), self._eps,
-            native.DTYPE_CODES[x.dtype],
-        )  # fmt: skip
-        return y
+            return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.scale).to(x.dtype)
+        rows, width = x.shape
+        out = torch.empty((rows, width), dtype=x.dtype)
+        native.rms_norm(
+            x.data_ptr(),
+            x.stride(0),
+            out.data_ptr(),
+            width,
+            rows,
+            width,
+            self.scale.data_ptr(),
+            self.eps,
+            CODES[x.dtype],
+        )
+        return out
 
 
-def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) · up; both [rows, dim], rows may be strided → contiguous."""
-    if not native.use(gate):
+class Mlp(nn.Module):
+    """residual += down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, *, gate_up: Linear, down: Linear) -> None:
+        super().__init__()
+        self.gate_up = gate_up
+        self.down = down
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """x (normed), residual: [T, hidden_size]."""
+        out: torch.Tensor = self.down(gated_product(self.gate_up(x)), residual=residual)
+        return out
+
+
+def gated_product(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up of [T, 2 n], gate first; [T, n]."""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    if not use_native(gate_up.device):
+        gate, up = gate_up.chunk(2, -1)
         return F.silu(gate) * up
-    rows, dim = gate.shape
-    y = torch.empty(rows, dim, dtype=gate.dtype)
-    native.kernels.silu_mul(
-        gate.data_ptr(), gate.stride(0), up.data_ptr(), up.stride(0), y.data_ptr(), dim, rows, dim,
-        native.DTYPE_CODES[gate.dtype],
-    )  # fmt: skip
-    return y
+    out = torch.empty((rows, width), dtype=gate_up.dtype)
+    native.silu_mul(gate_up.data_ptr(), 2 * width, out.data_ptr(), width, rows, width, CODES[gate_up.dtype])
+    return out
 
 
-def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """x · sigmoid(gate); x contiguous [rows, dim], gate [rows, dim] with strided rows → contiguous."""
-    if not native.use(x):
-        return x * torch.sigmoid(gate)
-    rows, dim = x.shape
-    y = torch.empty(rows, dim, dtype=x.dtype)
-    native.kernels.sigmoid_mul(
-        x.data_ptr(), gate.data_ptr(), gate.stride(0), y.data_ptr(), rows, dim, native.DTYPE_CODES[x.dtype]
-    )
-    return y
+class Moe(nn.Module):
+    """residual += sum of the chosen experts, weighted, plus the gated shared expert."""
 
+    def __init__(
+        self,
+        *,
+        router: Linear,
+        experts: Sequence[Mlp],
+        shared: Mlp,
+        shared_gate: Linear,
+        top_k: int,
+        normalise: bool,
+    ) -> None:
+        super().__init__()
+        self.router = router
+        self.experts = nn.ModuleList(experts)
+        self.shared = shared
+        self.shared_gate = shared_gate
+        self.top_k = top_k
+        self.normalise = normalise
+        self.handle: Any = None
+        if router.handle is not None:
+            self.handle = native.Moe(
+                router=router.handle,
+                gate_up=[e.gate_up.handle for e in experts],
+                down=[e.down.handle for e in experts],
+                shared_gate_up=shared.gate_up.handle,
+                shared_down=shared.down.handle,
+                shared_gate=shared_gate.handle,
+                top_k=top_k,
+                normalise=normalise,
+            )
 
-class Mlp:
-    """down(silu(gate(x)) · up(x)), gate and up in one product."""
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """x (normed), residual: [T, hidden_size]."""
+        if self.handle is None:
+            return self._forward_torch(x, residual)
+        at = residual.data_ptr()
+        self.handle.run(x.data_ptr(), x.shape[0], at, at)
+        return residual
 
-    def __init__(self, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> None:
-        self._inner = gate.shape[0]
-        self._gate_up = Linear(torch.cat((gate, up)))
-        self._down = Linear(down)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] → [rows, hidden]."""
-        both = self._gate_up(x)
-        return self._down(silu_mul(both[:, : self._inner], both[:, self._inner :]))
-
-
-class Moe:
-    """Top-k experts and a gated shared expert, as Qwen's MoE blocks have them. Tokens meet their experts in ascending order, so
-    that a token's sum does not depend on who else was routed where."""
-
-    def __init__(self, block: Any) -> None:
-        router, experts, shared = block.gate, block.experts, block.shared_expert
-        self._top_k = router.top_k
-        self._normalise = getattr(router, "norm_topk_prob", True)
-        self._router = Linear(router.weight)
-        inner = experts.intermediate_dim
-        self._experts = [
-            Mlp(gate_up[:inner], gate_up[inner:], down)
-            for gate_up, down in zip(experts.gate_up_proj, experts.down_proj, strict=True)
-        ]
-        self._shared = Mlp(shared.gate_proj.weight, shared.up_proj.weight, shared.down_proj.weight)
-        self._shared_gate = Linear(block.shared_expert_gate.weight)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] → [rows, hidden]."""
-        probabilities = torch.softmax(self._router(x), dim=-1, dtype=torch.float32)
-        weights, chosen = torch.topk(probabilities, self._top_k, dim=-1)
-        if self._normalise:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
+    def _forward_torch(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        weights, chosen = self.router(x).float().softmax(-1).topk(self.top_k, -1)
+        if self.normalise:
+            weights = weights / weights.sum(-1, keepdim=True)
         weights = weights.to(x.dtype)
-        routed = torch.zeros_like(x)
-        for expert in torch.unique(chosen).tolist():
-            tokens, places = torch.where(chosen == expert)
-            said = self._experts[expert](x[tokens]) * weights[tokens, places, None]
-            routed.index_add_(0, tokens, said)
-        shared = self._shared(x)
-        gate = self._shared_gate(x).expand(-1, x.shape[1]).contiguous()
-        return routed + sigmoid_mul(shared, gate)
+        total = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            token, place = torch.where(chosen == number)
+            if len(token):
+                out = expert.down(gated_product(expert.gate_up(x[token])))  # type: ignore[operator]
+                total.index_add_(0, token, out * weights[token, place, None])
+        shared = self.shared.down(gated_product(self.shared.gate_up(x)))
+        return residual.add_(total + torch.sigmoid(self.shared_gate(x)) * shared)
+
+
+def adopt_mlp(module: Any) -> Mlp | Moe:
+    """Our block with the weights of a Qwen3-Next or Qwen3.5 MLP or sparse MoE block."""
+    if not hasattr(module, "experts"):
+        return Mlp(
+            gate_up=Linear([module.gate_proj.weight, module.up_proj.weight]), down=Linear([module.down_proj.weight])
+        )
+    shared = adopt_mlp(module.shared_expert)
+    assert isinstance(shared, Mlp), "a shared expert is a plain MLP"
+    pairs = zip(module.experts.gate_up_proj, module.experts.down_proj, strict=True)
+    return Moe(
+        router=Linear([module.gate.weight]),
+        experts=[Mlp(gate_up=Linear([gate_up]), down=Linear([down])) for gate_up, down in pairs],
+        shared=shared,
+        shared_gate=Linear([module.shared_expert_gate.weight]),
+        top_k=module.gate.top_k,
+        normalise=getattr(module.gate, "norm_topk_prob", True),
+    )
+
+
+def adopt_norm(module: Any) -> ZeroCentredNorm:
+    """Our norm with the weight of a Qwen3-Next or Qwen3.5 RMSNorm."""
+    return ZeroCentredNorm(module.weight, module.eps)

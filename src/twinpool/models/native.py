@@ -1,7 +1,4 @@
-"""The compiled kernels, if they were built. Layers ask `use(tensor)`; without them (or off the CPU) they run the torch path.
-
-The torch path is correct on any device; only the kernels promise the same bits whatever the batch, the cut or the thread count.
-"""
+"""The compiled kernels, where there are any: `native` is the module or None, and CODES its names of dtypes."""
 
 from __future__ import annotations
 
@@ -9,25 +6,23 @@ from typing import Any
 
 import torch
 
+native: Any
 try:
-    from twinpool import _native as kernels
-except ImportError:  # no compiler when the package was installed
-    kernels: Any = None  # type: ignore[no-redef]
+    from twinpool import _native as native
+except ImportError:  # no compiler when the package was installed: torch does the work
+    native = None
 
-DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-
-
-def available() -> bool:
-    """Whether the compiled kernels were built."""
-    return kernels is not None
+CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
-def use(tensor: torch.Tensor) -> bool:
-    """Whether this tensor is computed by the compiled kernels."""
-    return kernels is not None and tensor.device.type == "cpu" and tensor.dtype in DTYPE_CODES
+def use_native(device: torch.device) -> bool:
+    """Whether modules on `device` run the compiled kernels."""
+    return native is not None and device.type == "cpu"
 
 
 def set_threads(n_threads: int) -> None:
-    """Threads of the compiled kernels (no effect without them)."""
-    if kernels is not None:
-        kernels.set_threads(n_threads)
+    """Threads that share a kernel's work (the caller is one of them); torch's own where nothing is compiled."""
+    if native is None:
+        torch.set_num_threads(n_threads)
+    else:
+        native.set_threads(n_threads)

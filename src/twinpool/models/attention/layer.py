@@ -1,46 +1,60 @@
-"""Gated grouped-query attention over pages. Holds the parameters of Qwen3.5's or Qwen3-Next's module."""
+"""The attention mixer that takes the place of transformers' own, holding the same parameters."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import nn
 
-from twinpool.models.attention import ops
-from twinpool.models.blocks import Linear, RmsNorm, sigmoid_mul
-from twinpool.models.rows import PackedRows
-from twinpool.models.step_batch import KvLayer
+from twinpool.models.attention.ops import AttentionKernel, AttentionShape, attend
+from twinpool.models.blocks import Linear
+from twinpool.models.bound import Step
 
 
-class AttentionLayer:
-    """One product gives q (with its gate, head by head), k and v; norms, rotary embedding, attention, gate, output."""
+class AttentionMixer(nn.Module):
+    """hidden += o_proj(attention(qkv(x)) * sigmoid(gate(x))); qkv holds all projections of the input as one."""
 
-    def __init__(self, module: Any, cos: torch.Tensor, sin: torch.Tensor) -> None:
-        self._dim = module.head_dim
-        self._kv_heads = module.k_proj.weight.shape[0] // self._dim
-        self._heads = self._kv_heads * module.num_key_value_groups
-        self._scale = module.scaling
-        self._cos, self._sin = cos, sin
-        projections = (module.q_proj, module.k_proj, module.v_proj)
-        biases = [p.bias for p in projections]
-        self._qkv = Linear(
-            torch.cat([p.weight for p in projections]), None if biases[0] is None else torch.cat(biases)
-        )
-        self._q_norm = RmsNorm(module.q_norm.weight, module.q_norm.eps)
-        self._k_norm = RmsNorm(module.k_norm.weight, module.k_norm.eps)
-        self._out = Linear(module.o_proj.weight, module.o_proj.bias)
+    def __init__(self, *, qkv: Linear, kernel: AttentionKernel, o_proj: Linear, layer: int) -> None:
+        super().__init__()
+        self.qkv = qkv
+        self.kernel = kernel
+        self.o_proj = o_proj
+        self.layer = layer
 
-    def __call__(self, x: torch.Tensor, rows: PackedRows, cache: KvLayer) -> torch.Tensor:
-        """[T, hidden] → [T, hidden]; writes the step's keys and values to the rows' pages."""
-        tokens, dim = x.shape[0], self._dim
-        n_q, n_kv = 2 * self._heads * dim, self._kv_heads * dim
-        q_gate, k, v = self._qkv(x).split((n_q, n_kv, n_kv), dim=1)
-        # Each head's query is followed by its gate.
-        q_gate = q_gate.reshape(tokens * self._heads, 2 * dim)
-        q, gate = q_gate[:, :dim], q_gate[:, dim:]
-        q = ops.rotate(self._q_norm(q).view(tokens, self._heads, dim), self._cos, self._sin, rows)
-        k = self._k_norm(k.reshape(-1, dim)).view(tokens, self._kv_heads, dim)
-        k = ops.rotate(k, self._cos, self._sin, rows)
-        ops.write_kv(k, v.unflatten(1, (self._kv_heads, dim)), rows, cache)
-        out = ops.attend(q, self._scale, rows, cache)
-        return self._out(sigmoid_mul(out.view(-1, dim), gate).view(tokens, -1))
+    def forward(self, x: torch.Tensor, step: Step, hidden: torch.Tensor) -> torch.Tensor:
+        """x (normed), hidden: [T, hidden_size] of the model's dtype; returns hidden, changed in place."""
+        out: torch.Tensor = self.o_proj(attend(self.kernel, step, self.layer, self.qkv(x)), residual=hidden)
+        return out
+
+
+def adopt_attention(module: Any, *, layer: int, table: torch.Tensor) -> AttentionMixer:
+    """Our mixer with the weights of a Qwen3-Next or Qwen3.5 attention (per-head norms, gated output).
+
+    `layer` counts attention layers; table: float32 [positions, rotary], cos then sin.
+    """
+    config = module.config
+    shape = AttentionShape(
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        dim=module.head_dim,
+        rotary=table.shape[1],
+        scale=module.scaling,
+        eps=module.q_norm.eps,
+    )
+    kernel = AttentionKernel(
+        shape,
+        query_scale=1.0 + module.q_norm.weight.float(),
+        key_scale=1.0 + module.k_norm.weight.float(),
+        table=table,
+        dtype=module.q_proj.weight.dtype,
+    )
+    inputs = (module.q_proj, module.k_proj, module.v_proj)
+    biases = None if module.q_proj.bias is None else [p.bias for p in inputs]
+    o_bias = None if module.o_proj.bias is None else [module.o_proj.bias]
+    return AttentionMixer(
+        qkv=Linear([p.weight for p in inputs], biases),
+        kernel=kernel,
+        o_proj=Linear([module.o_proj.weight], o_bias),
+        layer=layer,
+    )

@@ -1,64 +1,107 @@
-"""Rotary embedding, KV writes and attention over pages for packed rows. Compiled kernels on the CPU, torch elsewhere."""
+"""Attention over the paged cache: compiled on the CPU (no gather, fixed key tiles), row by row in torch elsewhere."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 
-from twinpool.models import native
 from twinpool.models.attention import reference
-from twinpool.models.rows import PackedRows
-from twinpool.models.step_batch import KvLayer
-from twinpool.units import ceil_div
+from twinpool.models.bound import Step
+from twinpool.models.native import CODES, native, use_native
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rows: PackedRows) -> torch.Tensor:
-    """x: contiguous [T, heads, dim] (rotated in place where the kernels run); cos, sin: float32 [context, n] tables."""
-    if not native.use(x):
-        return reference.rotate(x, cos[rows.positions], sin[rows.positions])
-    tokens, heads, dim = x.shape
-    native.kernels.rope(
-        x.data_ptr(), x.stride(0), x.stride(1), heads, dim, 2 * cos.shape[1], rows.positions.data_ptr(), tokens,
-        cos.data_ptr(), sin.data_ptr(), native.DTYPE_CODES[x.dtype],
-    )  # fmt: skip
-    return x
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """Heads and sizes of a layer; rotary: leading elements of a head that are rotated; eps: of the per-head norms."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    rotary: int
+    scale: float
+    eps: float
 
 
-def write_kv(k: torch.Tensor, v: torch.Tensor, rows: PackedRows, cache: KvLayer) -> None:
-    """Put the step's keys and values, each [T, Hkv, D] with strided tokens, into the rows' pages."""
-    if native.use(k):
-        native.kernels.write_kv(
-            rows.native, k.data_ptr(), v.data_ptr(), k.stride(0), v.stride(0), k.shape[1], k.shape[2], rows.page_size,
-            *_layout(cache), native.DTYPE_CODES[k.dtype], native.DTYPE_CODES[cache.keys.dtype],
-        )  # fmt: skip
-        return
-    for (begin, end), start, table in zip(rows.spans(), rows.step.starts.tolist(), rows.step.pages, strict=True):
-        where = torch.arange(start, start + end - begin, device=k.device)
-        pages = torch.from_numpy(table).to(k.device)[where // rows.page_size].long()
-        cache.keys[pages, where % rows.page_size] = k[begin:end].to(cache.keys.dtype)
-        cache.values[pages, where % rows.page_size] = v[begin:end].to(cache.values.dtype)
+class AttentionKernel:
+    """A layer's constants, prepared once.
+
+    query_scale, key_scale: float32 [dim]; table: float32 [positions, rotary], cos then sin; dtype: of activations.
+    """
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        *,
+        query_scale: torch.Tensor,
+        key_scale: torch.Tensor,
+        table: torch.Tensor,
+        dtype: torch.dtype,
+    ) -> None:
+        self.shape = shape
+        self.query_scale, self.key_scale, self.table = query_scale, key_scale, table
+        self.handle: Any = None
+        if use_native(table.device):
+            self.handle = native.Attention(
+                heads=shape.heads,
+                kv_heads=shape.kv_heads,
+                dim=shape.dim,
+                rotary=shape.rotary,
+                scale=shape.scale,
+                eps=shape.eps,
+                dtype=CODES[dtype],
+                query_scale=query_scale.data_ptr(),
+                key_scale=key_scale.data_ptr(),
+                table=table.data_ptr(),
+            )
 
 
-def attend(q: torch.Tensor, scale: float, rows: PackedRows, cache: KvLayer) -> torch.Tensor:
-    """q: contiguous [T, Hq, D] → [T, Hq, D] in the model dtype; keys and values are read from the pages, the step's own included."""
-    tokens, heads, dim = q.shape
-    out = torch.empty(tokens, heads, dim, dtype=q.dtype, device=q.device)
-    if native.use(q):
-        native.kernels.paged_attention(
-            rows.native, q.data_ptr(), q.stride(0), q.stride(1), out.data_ptr(), heads, cache.keys.shape[2], dim, scale,
-            rows.page_size, *_layout(cache), native.DTYPE_CODES[q.dtype], native.DTYPE_CODES[cache.keys.dtype],
-        )  # fmt: skip
-        return out
-    for (begin, end), start, table in zip(rows.spans(), rows.step.starts.tolist(), rows.step.pages, strict=True):
-        length = start + end - begin
-        pages = torch.from_numpy(table[: ceil_div(length, rows.page_size)]).to(q.device).long()
-        k, v = (part[pages].flatten(0, 1)[:length] for part in (cache.keys, cache.values))
-        out[begin:end] = reference.attend(q[begin:end], k, v, scale).to(out.dtype)
+def attend(kernel: AttentionKernel, step: Step, layer: int, proj: torch.Tensor) -> torch.Tensor:
+    """[T, heads * dim] of proj's dtype, gated; keys and values of the step's tokens go to their pages first.
+
+    proj [T, (2 heads + 2 kv_heads) dim], rows contiguous: query and gate of each head, then keys, then values.
+    """
+    if kernel.handle is None:
+        return _attend_torch(kernel, step, layer, proj)
+    kv, n, width = step.memory.kv[layer].handle, len(proj), kernel.shape.heads * kernel.shape.dim
+    work = torch.empty((2, n, width), dtype=proj.dtype)
+    q, out = work[0], work[1]
+    at, ld = proj.data_ptr(), proj.stride(0)
+    kernel.handle.rotate_and_store(step.rows, kv, at, ld, q.data_ptr())
+    kernel.handle.attend(step.rows, kv, q.data_ptr(), at, ld, out.data_ptr())
     return out
 
 
-def _layout(cache: KvLayer) -> tuple[int, int, int, int, int]:
-    """(base address, bytes from page to page, offset of K, offset of V, bytes from token to token) of one layer's cache."""
-    keys, values = cache.keys, cache.values
-    width = keys.element_size()
-    base = keys.data_ptr()
-    return base, keys.stride(0) * width, 0, values.data_ptr() - base, keys.stride(1) * width
+def _attend_torch(kernel: AttentionKernel, step: Step, layer: int, proj: torch.Tensor) -> torch.Tensor:
+    shape, batch, views, dtype = kernel.shape, step.batch, step.memory.kv[layer].views, proj.dtype
+    page_size = views.keys.shape[1]
+    query_gate, k, v = proj.split(
+        [2 * shape.heads * shape.dim, shape.kv_heads * shape.dim, shape.kv_heads * shape.dim], -1
+    )
+    q, gate = query_gate.float().unflatten(-1, (shape.heads, 2, shape.dim)).unbind(-2)
+    k, v = (t.float().unflatten(-1, (shape.kv_heads, shape.dim)) for t in (k, v))
+    positions = torch.from_numpy(batch.positions).to(proj.device)
+    cos_sin = kernel.table[positions]
+    q = _norm_and_rotate(q, kernel.query_scale, cos_sin, shape, dtype)
+    k = _norm_and_rotate(k, kernel.key_scale, cos_sin, shape, dtype)
+    pieces = []
+    for row, end in enumerate(batch.ends.tolist()):
+        at = slice(int(batch.row_offsets[row]), int(batch.row_offsets[row + 1]))
+        tokens = torch.arange(end, device=proj.device)
+        pages = torch.from_numpy(batch.pages[row]).to(proj.device).long()[tokens // page_size]
+        places = pages, tokens % page_size
+        new = pages[int(batch.starts[row]) :], (tokens % page_size)[int(batch.starts[row]) :]
+        views.keys[new] = k[at].to(views.keys.dtype)
+        views.values[new] = v[at].to(views.values.dtype)
+        keys, values = views.keys[places].float(), views.values[places].float()
+        pieces.append(reference.attention(q[at], keys, values, positions=positions[at], scale=shape.scale))
+    out = torch.cat(pieces).to(dtype).float() * torch.sigmoid(gate).to(dtype).float()
+    return out.flatten(1).to(dtype)
+
+
+def _norm_and_rotate(
+    x: torch.Tensor, scale: torch.Tensor, cos_sin: torch.Tensor, shape: AttentionShape, dtype: torch.dtype
+) -> torch.Tensor:
+    normed = reference.head_norm(x, scale, shape.eps).to(dtype).float()
+    return reference.rotate(normed, cos_sin).to(dtype).float()

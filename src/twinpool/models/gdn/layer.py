@@ -1,51 +1,65 @@
-"""A Gated DeltaNet mixer that keeps its state in a slot. Holds the parameters of Qwen3.5's or Qwen3-Next's module."""
+"""The Gated DeltaNet mixer that takes the place of transformers' own, holding the same parameters."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import nn
 
-from twinpool.models.blocks import GatedRmsNorm, Linear
-from twinpool.models.gdn import ops
-from twinpool.models.rows import PackedRows
-from twinpool.models.step_batch import StateLayer
-
-
-class GdnLayer:
-    """One product gives q|k|v, z, b and a side by side; then convolution, delta rule, gated norm, output."""
-
-    def __init__(self, module: Any) -> None:
-        self._hk, self._hv = module.num_k_heads, module.num_v_heads
-        self._dk, self._dv = module.head_k_dim, module.head_v_dim
-        self._n_qkv = 2 * self._hk * self._dk + self._hv * self._dv
-        self._n_z = self._hv * self._dv
-        self._in = Linear(torch.cat(_input_weights(module)))
-        self._conv_weight = module.conv1d.weight.detach().squeeze(1).float().contiguous()
-        self._gate_weights = (module.A_log.detach().float().contiguous(), module.dt_bias.detach().float().contiguous())
-        self._norm = GatedRmsNorm(module.norm.weight, module.norm.variance_epsilon)
-        self._out = Linear(module.out_proj.weight)
-
-    def __call__(self, x: torch.Tensor, rows: PackedRows, cache: StateLayer) -> torch.Tensor:
-        """[T, hidden] → [T, hidden]; reads and writes the rows' slots."""
-        mixed = self._in(x)
-        qkv, z, b, a = mixed.split((self._n_qkv, self._n_z, self._hv, self._hv), dim=1)
-        qkv = ops.conv_silu(qkv, self._conv_weight, rows, cache)
-        out = ops.delta_rule(
-            qkv, (a, b), self._gate_weights, shape=(self._hk, self._hv, self._dk, self._dv), rows=rows, cache=cache
-        )
-        normed = self._norm(out.view(-1, self._dv), z.reshape(-1, self._dv))
-        return self._out(normed.view(x.shape[0], -1))
+from twinpool.models.blocks import Linear
+from twinpool.models.bound import Step
+from twinpool.models.gdn.ops import GdnKernel, GdnShape, mix
 
 
-def _input_weights(module: Any) -> tuple[torch.Tensor, ...]:
-    """Weights of q|k|v, z, b, a, each [rows, hidden]. Qwen3-Next keeps them interleaved by key head: they are put in order here."""
-    if hasattr(module, "in_proj_qkv"):
-        return tuple(p.weight for p in (module.in_proj_qkv, module.in_proj_z, module.in_proj_b, module.in_proj_a))
-    hk, dk, dv = module.num_k_heads, module.head_k_dim, module.head_v_dim
-    group = module.num_v_heads // hk
-    hidden = module.in_proj_qkvz.weight.shape[1]
-    qkvz = module.in_proj_qkvz.weight.view(hk, -1, hidden)
-    q, k, v, z = (part.reshape(-1, hidden) for part in qkvz.split((dk, dk, group * dv, group * dv), dim=1))
-    b, a = (part.reshape(-1, hidden) for part in module.in_proj_ba.weight.view(hk, -1, hidden).split((group, group), dim=1))
-    return torch.cat((q, k, v)), z, b, a
+class GdnMixer(nn.Module):
+    """hidden += out_proj(gated_norm(delta_rule(conv(in_proj(x))))).
+
+    in_proj is all projections of the input as one: q | k | v | z | b | a.
+    """
+
+    def __init__(self, *, in_proj: Linear, kernel: GdnKernel, out_proj: Linear, layer: int) -> None:
+        super().__init__()
+        self.in_proj = in_proj
+        self.kernel = kernel
+        self.out_proj = out_proj
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor, step: Step, hidden: torch.Tensor) -> torch.Tensor:
+        """x (normed), hidden: [T, hidden_size] of the model's dtype; returns hidden, changed in place."""
+        mixed = mix(self.kernel, step, self.layer, self.in_proj(x))
+        out: torch.Tensor = self.out_proj(mixed, residual=hidden)
+        return out
+
+
+def adopt_gdn(module: Any, *, layer: int) -> GdnMixer:
+    """Our mixer with the weights of a Qwen3-Next or Qwen3.5 GatedDeltaNet; `layer` counts linear layers."""
+    shape = GdnShape(
+        key_heads=module.num_k_heads,
+        value_heads=module.num_v_heads,
+        key_dim=module.head_k_dim,
+        value_dim=module.head_v_dim,
+        kernel=module.conv_kernel_size,
+        eps=module.layer_norm_epsilon,
+    )
+    kernel = GdnKernel(
+        shape,
+        conv_weight=module.conv1d.weight.squeeze(1),
+        a_log=module.A_log,
+        dt_bias=module.dt_bias,
+        norm_weight=module.norm.weight,
+    )
+    if hasattr(module, "in_proj_qkvz"):
+        weights = _separate(module.in_proj_qkvz.weight, module.in_proj_ba.weight, shape)
+    else:
+        weights = [p.weight for p in (module.in_proj_qkv, module.in_proj_z, module.in_proj_b, module.in_proj_a)]
+    return GdnMixer(in_proj=Linear(weights), kernel=kernel, out_proj=Linear([module.out_proj.weight]), layer=layer)
+
+
+def _separate(qkvz: torch.Tensor, ba: torch.Tensor, shape: GdnShape) -> list[torch.Tensor]:
+    """Qwen3-Next keeps, for each key head, its q, k, v, z rows together, and its b, a rows: sort them into q, k, v, z, b, a."""
+    group = shape.value_heads // shape.key_heads
+    values = group * shape.value_dim
+    q, k, v, z = qkvz.unflatten(0, (shape.key_heads, -1)).split([shape.key_dim, shape.key_dim, values, values], 1)
+    b, a = ba.unflatten(0, (shape.key_heads, -1)).split([group, group], 1)
+    return [part.flatten(0, 1) for part in (q, k, v, z, b, a)]

@@ -1,75 +1,118 @@
-"""Gated DeltaNet over packed rows, states updated in place in their slots. Compiled kernels on the CPU, torch elsewhere."""
+"""The gated delta rule over a packed step: compiled on the CPU, row by row in torch elsewhere."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 
-from twinpool.models import native
+from twinpool.models.bound import Step
 from twinpool.models.gdn import reference
-from twinpool.models.rows import PackedRows
-from twinpool.models.step_batch import StateLayer
+from twinpool.models.native import CODES, native, use_native
 
 
-def conv_silu(x: torch.Tensor, weight: torch.Tensor, rows: PackedRows, cache: StateLayer) -> torch.Tensor:
-    """x: [T, C] in the model dtype, rows may be strided; weight: float32 [C, kernel]; → contiguous [T, C].
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GdnShape:
+    """Heads and sizes of a layer; eps: of the gated norm."""
 
-    Inputs are rounded to the window's dtype first, so that a window read back gives the very same sums.
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    eps: float
+
+    @property
+    def channels(self) -> int:
+        """Columns that go through the convolution: q | k | v."""
+        return 2 * self.key_heads * self.key_dim + self.values
+
+    @property
+    def values(self) -> int:
+        """Columns of v, of the gate z and of the output."""
+        return self.value_heads * self.value_dim
+
+
+class GdnKernel:
+    """A layer's constants, prepared once.
+
+    conv_weight [channels, kernel], a_log and dt_bias [value_heads], norm_weight [value_dim], of the model's dtype.
     """
-    conv = cache.conv
-    if native.use(x):
-        y = torch.empty(x.shape, dtype=x.dtype)
-        native.kernels.conv1d_silu(
-            rows.native, x.data_ptr(), x.stride(0), y.data_ptr(), y.stride(0), weight.data_ptr(), 0, weight.shape[0],
-            weight.shape[1], conv.data_ptr(), conv.stride(0) * conv.element_size(), 0, native.DTYPE_CODES[conv.dtype],
-            native.DTYPE_CODES[x.dtype],
-        )  # fmt: skip
-        return y
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    keep = weight.shape[1] - 1
-    for r, (begin, end) in enumerate(rows.spans()):
-        slot = int(rows.step.slots[r])
-        rounded = x[begin:end].to(conv.dtype).float()
-        out, inputs = reference.causal_conv(rounded, conv[slot].float(), weight)
-        y[begin:end] = out.to(x.dtype)
-        at = int(rows.checkpoint_offsets[r])
-        if at >= 0:
-            conv[int(rows.step.checkpoint_slots[r])] = inputs[:, at : at + keep].to(conv.dtype)
-        conv[slot] = inputs[:, inputs.shape[1] - keep :].to(conv.dtype)
-    return y
+
+    def __init__(
+        self,
+        shape: GdnShape,
+        *,
+        conv_weight: torch.Tensor,
+        a_log: torch.Tensor,
+        dt_bias: torch.Tensor,
+        norm_weight: torch.Tensor,
+    ) -> None:
+        self.shape = shape
+        self.dtype = conv_weight.dtype
+        self.taps = conv_weight.float().T.contiguous()
+        self.a_log, self.dt_bias, self.norm_weight = (x.float().contiguous() for x in (a_log, dt_bias, norm_weight))
+        self.decay_rate = -torch.exp(self.a_log)
+        self.handle: Any = None
+        if use_native(conv_weight.device):
+            self.handle = native.Gdn(
+                key_heads=shape.key_heads,
+                value_heads=shape.value_heads,
+                key_dim=shape.key_dim,
+                value_dim=shape.value_dim,
+                kernel=shape.kernel,
+                eps=shape.eps,
+                dtype=CODES[self.dtype],
+                conv_weight=self.taps.data_ptr(),
+                decay_rate=self.decay_rate.data_ptr(),
+                dt_bias=self.dt_bias.data_ptr(),
+                norm_weight=self.norm_weight.data_ptr(),
+            )
 
 
-def delta_rule(
-    qkv: torch.Tensor,
-    gate_inputs: tuple[torch.Tensor, torch.Tensor],
-    gate_weights: tuple[torch.Tensor, torch.Tensor],
-    *,
-    shape: tuple[int, int, int, int],
-    rows: PackedRows,
-    cache: StateLayer,
-) -> torch.Tensor:
-    """qkv: contiguous [T, 2 Hk dk + Hv dv] after the convolution; gate_inputs: (a, b), each [T, Hv], rows may be strided;
-    gate_weights: (A_log, dt_bias), float32 [Hv]; shape: (Hk, Hv, dk, dv); → [T, Hv, dv] in the model dtype."""
-    (a, b), (a_log, dt_bias), (hk, hv, dk, dv) = gate_inputs, gate_weights, shape
-    ssm = cache.ssm
-    out = torch.empty(qkv.shape[0], hv, dv, dtype=qkv.dtype, device=qkv.device)
-    if native.use(qkv):
-        native.kernels.gated_delta_rule(
-            rows.native, qkv.data_ptr(), qkv.stride(0), a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0),
-            a_log.data_ptr(), dt_bias.data_ptr(), out.data_ptr(), hk, hv, dk, dv, ssm.data_ptr(),
-            ssm.stride(0) * ssm.element_size(), 0, native.DTYPE_CODES[ssm.dtype], native.DTYPE_CODES[qkv.dtype],
-        )  # fmt: skip
-        return out
-    decay, beta = reference.gates(a, b, a_log, dt_bias)
-    q, k, v = qkv.split((hk * dk, hk * dk, hv * dv), dim=1)
-    for r, (begin, end) in enumerate(rows.spans()):
-        slot = int(rows.step.slots[r])
-        row_out, states = reference.delta_rule(
-            q[begin:end].reshape(-1, hk, dk), k[begin:end].reshape(-1, hk, dk), v[begin:end].reshape(-1, hv, dv),
-            decay[begin:end], beta[begin:end], ssm[slot],
-        )  # fmt: skip
-        out[begin:end] = row_out.to(out.dtype)
-        at = int(rows.checkpoint_offsets[r])
-        if at >= 0:
-            ssm[int(rows.step.checkpoint_slots[r])] = states[at - 1]
-        ssm[slot] = states[-1]
+def mix(kernel: GdnKernel, step: Step, layer: int, proj: torch.Tensor) -> torch.Tensor:
+    """[T, values] of the model's dtype, ready for the output projection; states of linear layer `layer` move on in their slots.
+
+    proj [T, >= channels + values + 2 value_heads], rows contiguous: q | k | v | z | b | a.
+    """
+    state = step.memory.states[layer]
+    if kernel.handle is None:
+        return _mix_torch(kernel, step, layer, proj)
+    out = torch.empty((len(proj), kernel.shape.values), dtype=proj.dtype)
+    kernel.handle.run(step.rows, state.conv, state.ssm, proj.data_ptr(), proj.stride(0), out.data_ptr())
     return out
+
+
+def _mix_torch(kernel: GdnKernel, step: Step, layer: int, proj: torch.Tensor) -> torch.Tensor:
+    batch, views = step.batch, step.memory.states[layer].views
+    pieces = []
+    for row, slot in enumerate(batch.slots.tolist()):
+        begin, end = int(batch.row_offsets[row]), int(batch.row_offsets[row + 1])
+        mark = begin + int(batch.checkpoint_offsets[row])
+        for first, last in ((begin, mark), (mark, end)):
+            if first < last:
+                pieces.append(_row_torch(kernel, proj[first:last], views.conv[slot], views.ssm[slot]))
+            if last == mark > begin:
+                copy = int(batch.checkpoint_slots[row])
+                views.conv[copy].copy_(views.conv[slot])
+                views.ssm[copy].copy_(views.ssm[slot])
+    return torch.cat(pieces)
+
+
+def _row_torch(kernel: GdnKernel, proj: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor) -> torch.Tensor:
+    shape, dtype = kernel.shape, proj.dtype
+    sizes = [shape.channels, shape.values, shape.value_heads, shape.value_heads]
+    x, z, b, a = proj[:, : sum(sizes)].split(sizes, -1)
+    y, window = reference.causal_conv(x.to(conv.dtype).float(), conv.float(), kernel.taps.T)
+    conv.copy_(window)
+    mixed = F.silu(y.to(dtype).float()).to(dtype).float()
+    keys = shape.key_heads * shape.key_dim
+    q, k = (t.unflatten(-1, (shape.key_heads, shape.key_dim)) for t in (mixed[:, :keys], mixed[:, keys : 2 * keys]))
+    v = mixed[:, 2 * keys :].unflatten(-1, (shape.value_heads, shape.value_dim))
+    decay, beta = reference.gates(a.float(), b.float(), kernel.a_log, kernel.dt_bias)
+    out, state = reference.delta_rule((q, k, v), decay, beta.to(dtype).float(), ssm.float(), state_dtype=ssm.dtype)
+    ssm.copy_(state)
+    gate = z.float().unflatten(-1, (shape.value_heads, shape.value_dim))
+    return reference.gated_norm(out.to(dtype).float(), gate, kernel.norm_weight, shape.eps).flatten(1).to(dtype)

@@ -1,10 +1,7 @@
-"""Gated DeltaNet, token by token in float32: the truth the fast path is tested against.
+"""Gated DeltaNet in slow, readable float32: the truth that ops are tested against, and what runs where nothing is compiled.
 
-    S    state [Hv, dv, dk]            q, k  [T, Hk, dk]      v  [T, Hv, dv]
-    a, b gates before activation [T, Hv]
-
-    decay = exp(-exp(A_log) · softplus(a + dt_bias)),  beta = sigmoid(b)
-    S ← decay · S;   S ← S + beta · (v - S k) kᵀ;   out = S q
+One sequence at a time; T tokens, C conv channels, Hk key heads of dk, Hv value heads of dv. State layout as in the slots
+(reference 1.6): conv window [C, kernel - 1], temporal state [Hv, dv, dk].
 """
 
 from __future__ import annotations
@@ -12,45 +9,55 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-NORM_EPS = 1e-6
+QK_NORM_EPS = 1e-6
 
 
 def causal_conv(x: torch.Tensor, window: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Depthwise causal convolution and silu.
-
-    x: [T, C]; window: [C, kernel - 1], the inputs before x, oldest first; weight: [C, kernel]; all float32.
-    Returns (float32 [T, C], all inputs [C, kernel - 1 + T], of which the last kernel - 1 are the next window).
-    """
-    inputs = torch.cat((window, x.T), dim=1)
-    out = F.conv1d(inputs[None], weight[:, None], groups=weight.shape[0])[0]
-    return F.silu(out).T, inputs
+    """(y [T, C] before the activation, the new window [C, kernel - 1]) of x [T, C] after `window`; weight [C, kernel]."""
+    taps = weight.shape[1] - 1
+    seen = torch.cat([window.T, x])
+    y = torch.stack([(seen[t : t + taps + 1].T * weight).sum(-1) for t in range(len(x))])
+    return y, seen[len(x) :].T
 
 
 def gates(
     a: torch.Tensor, b: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(decay float32 [T, Hv], beta in b's dtype [T, Hv])."""
-    return torch.exp(-a_log.float().exp() * F.softplus(a.float() + dt_bias.float())), torch.sigmoid(b)
+    """(decay exp(g), beta), both [T, Hv]: g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b)."""
+    return torch.exp(-torch.exp(a_log) * F.softplus(a + dt_bias)), torch.sigmoid(b)
 
 
 def delta_rule(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor, state: torch.Tensor
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The recurrence. state: [Hv, dv, dk], rounded to its own dtype after every token.
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+    *,
+    state_dtype: torch.dtype = torch.float32,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(o [T, Hv, dv], the new state [Hv, dv, dk]); q, k [T, Hk, dk], v [T, Hv, dv], decay and beta [T, Hv].
 
-    Returns (float32 [T, Hv, dv], the state after each token).
+    Token by token: S *= decay; S += beta (v - S k) k^T; o = S q; queries and keys are l2-normalised, queries scaled by dk^-0.5.
+    The state is rounded to state_dtype after each token.
     """
-    heads = v.shape[1] // k.shape[1]
-    q, k = (x.float() * torch.rsqrt(x.float().pow(2).sum(-1, keepdim=True) + NORM_EPS) for x in (q, k))
-    q = q * q.shape[-1] ** -0.5
-    q, k = q.repeat_interleave(heads, 1), k.repeat_interleave(heads, 1)
-    out = torch.empty_like(v, dtype=torch.float32)
-    states: list[torch.Tensor] = []
-    for t in range(v.shape[0]):
-        wide = state.float() * decay[t, :, None, None]
-        missing = v[t].float() - torch.einsum("hvk,hk->hv", wide, k[t])
-        wide = wide + (beta[t].float()[:, None] * missing)[:, :, None] * k[t][:, None, :]
-        out[t] = torch.einsum("hvk,hk->hv", wide, q[t])
-        state = wide.to(state.dtype)
-        states.append(state)
-    return out, states
+    q, k, v = qkv
+    repeat = v.shape[1] // k.shape[1]
+    q = _l2norm(q).repeat_interleave(repeat, 1) * q.shape[-1] ** -0.5
+    k = _l2norm(k).repeat_interleave(repeat, 1)
+    out = torch.empty_like(v)
+    for t in range(len(v)):
+        state = state * decay[t, :, None, None]
+        delta = (v[t] - torch.einsum("hvk,hk->hv", state, k[t])) * beta[t, :, None]
+        state = state + delta[:, :, None] * k[t][:, None, :]
+        out[t] = torch.einsum("hvk,hk->hv", state, q[t])
+        state = state.to(state_dtype).float()
+    return out, state
+
+
+def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / rms(x) * weight * silu(gate) over the last axis."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight * F.silu(gate)
+
+
+def _l2norm(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + QK_NORM_EPS)

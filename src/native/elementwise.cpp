@@ -1,0 +1,71 @@
+#include "elementwise.h"
+
+#include <algorithm>
+
+#include "pool.h"
+
+namespace tp {
+namespace {
+
+constexpr int TASK_ELEMENTS = 8192;  // below this a row-wise pass is cheaper than waking a helper
+
+// f(row) for all rows, several rows a task.
+template <class F>
+void for_rows(int rows, int64_t row_elements, const F& f) {
+    int each = int(std::max<int64_t>(1, TASK_ELEMENTS / std::max<int64_t>(1, row_elements)));
+    for_each((rows + each - 1) / each, [&](int t) {
+        for (int r = t * each; r < std::min(rows, (t + 1) * each); ++r) f(r);
+    });
+}
+
+}  // namespace
+
+void rms_norm(const void* x, int64_t ldx, void* y, int64_t ldy, int rows, int dim, const float* scale, float eps, Dtype t) {
+    with_type(t, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        for_rows(rows, dim, [&](int r) {
+            const T* in = static_cast<const T*>(x) + r * ldx;
+            T* out = static_cast<T*>(y) + r * ldy;
+            v16 inverse = splat(inverse_rms(in, dim, eps));
+            for (int i = 0; i < dim; i += 16)
+                store_some(out + i, load_some(in + i, dim - i) * inverse * load_some(scale + i, dim - i), dim - i);
+        });
+    });
+}
+
+void gated_rms_norm(const void* x, int64_t ldx, const void* gate, int64_t ldg, void* y, int64_t ldy, int rows, int heads,
+                    int dim, const float* weight, float eps, Dtype t) {
+    with_type(t, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        for_rows(rows, int64_t(heads) * dim * 2, [&](int r) {
+            for (int h = 0; h < heads; ++h) {
+                const T* in = static_cast<const T*>(x) + r * ldx + h * dim;
+                const T* g = static_cast<const T*>(gate) + r * ldg + h * dim;
+                T* out = static_cast<T*>(y) + r * ldy + h * dim;
+                v16 inverse = splat(inverse_rms(in, dim, eps));
+                for (int i = 0; i < dim; i += 16) {
+                    int n = dim - i;
+                    v16 normed = rounded<T>(load_some(in + i, n) * inverse);
+                    v16 weighted = rounded<T>(normed * load_some(weight + i, n));
+                    store_some(out + i, weighted * silu(load_some(g + i, n)), n);
+                }
+            }
+        });
+    });
+}
+
+void silu_mul(const void* x, int64_t ldx, void* y, int64_t ldy, int rows, int dim, Dtype t) {
+    with_type(t, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        for_rows(rows, int64_t(dim) * 2, [&](int r) {
+            const T* in = static_cast<const T*>(x) + r * ldx;
+            T* out = static_cast<T*>(y) + r * ldy;
+            for (int i = 0; i < dim; i += 16) {
+                int n = dim - i;
+                store_some(out + i, rounded<T>(silu(load_some(in + i, n))) * load_some(in + dim + i, n), n);
+            }
+        });
+    });
+}
+
+}  // namespace tp

@@ -1,0 +1,34 @@
+// Row-wise pieces: norms, gates. Rounding follows transformers' modules: where they round to the model's dtype, so do these.
+#pragma once
+#include <cstdint>
+
+#include "vec.h"
+
+namespace tp {
+
+// 1 / sqrt(mean(x^2) + eps) over n elements.
+template <class T>
+inline float inverse_rms(const T* x, int n, float eps) {
+    v16 even = splat(0), odd = splat(0);
+    for (int i = 0; i < n; i += 32) {
+        v16 a = load_some(x + i, n - i);
+        even = fma(a, a, even);
+        if (n - i > 16) {
+            v16 b = load_some(x + i + 16, n - i - 16);
+            odd = fma(b, b, odd);
+        }
+    }
+    return 1.0f / std::sqrt(sum(even + odd) / float(n) + eps);
+}
+
+// y = x / rms(x) * scale; scale: float32 [dim] (1 + weight for zero-centred weights).
+void rms_norm(const void* x, int64_t ldx, void* y, int64_t ldy, int rows, int dim, const float* scale, float eps, Dtype t);
+
+// y = round(round(x / rms(x)) * weight) * silu(gate), for each of `heads` groups of dim elements of a row; y may be x.
+void gated_rms_norm(const void* x, int64_t ldx, const void* gate, int64_t ldg, void* y, int64_t ldy, int rows, int heads,
+                    int dim, const float* weight, float eps, Dtype t);
+
+// y[:, i] = round(silu(x[:, i])) * x[:, dim + i].
+void silu_mul(const void* x, int64_t ldx, void* y, int64_t ldy, int rows, int dim, Dtype t);
+
+}  // namespace tp

@@ -1,0 +1,188 @@
+// twinpool._native: the kernels as Python objects. Addresses are integers (tensor.data_ptr()); the Python side keeps what they
+// point to alive. The interpreter's lock is released while a kernel runs.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+
+#include "attention.h"
+#include "elementwise.h"
+#include "gdn.h"
+#include "linear.h"
+#include "moe.h"
+#include "pool.h"
+
+namespace py = pybind11;
+using namespace tp;
+
+namespace {
+
+using Address = uintptr_t;
+using Int32s = py::array_t<int32_t, py::array::c_style>;
+using Int64s = py::array_t<int64_t, py::array::c_style>;
+
+template <class T = void>
+T* at(Address a) { return reinterpret_cast<T*>(a); }
+
+Dtype dtype_of(int code) {
+    if (code < 0 || code > 2) throw py::value_error("dtype codes are 0 float32, 1 bfloat16, 2 float16");
+    return Dtype(code);
+}
+
+// Rows with the arrays they point into.
+struct StepRows {
+    Rows rows;
+    py::object keep;
+};
+
+StepRows make_rows(const Int64s& positions, const Int32s& offsets, const Int32s& starts, const Int32s& ends, const Int32s& slots,
+                   const Int32s& checkpoint_offsets, const Int32s& checkpoint_slots, const py::tuple& pages) {
+    StepRows s;
+    auto n = size_t(slots.size());
+    if (size_t(offsets.size()) != n + 1 || size_t(starts.size()) != n || size_t(ends.size()) != n || pages.size() != n ||
+        size_t(checkpoint_offsets.size()) != n || size_t(checkpoint_slots.size()) != n)
+        throw py::value_error("the arrays of a step differ in their number of rows");
+    s.rows.count = int(n);
+    s.rows.tokens = int(positions.size());
+    s.rows.positions = positions.data();
+    s.rows.offsets = offsets.data();
+    s.rows.starts = starts.data();
+    s.rows.ends = ends.data();
+    s.rows.slots = slots.data();
+    s.rows.checkpoint_offsets = checkpoint_offsets.data();
+    s.rows.checkpoint_slots = checkpoint_slots.data();
+    for (auto table : pages) s.rows.pages.push_back(py::cast<Int32s>(table).data());
+    s.keep = py::make_tuple(positions, offsets, starts, ends, slots, checkpoint_offsets, checkpoint_slots, pages);
+    return s;
+}
+
+void bind_views(py::module_& m) {
+    py::class_<StepRows>(m, "Rows").def(
+        py::init(&make_rows), py::arg("positions").noconvert(), py::arg("row_offsets").noconvert(), py::arg("starts").noconvert(),
+        py::arg("ends").noconvert(), py::arg("slots").noconvert(), py::arg("checkpoint_offsets").noconvert(),
+        py::arg("checkpoint_slots").noconvert(), py::arg("pages"));
+    py::class_<SlotView>(m, "SlotView").def(py::init([](Address base, int64_t stride_bytes, int dtype) {
+                                                return SlotView{at<char>(base), stride_bytes, dtype_of(dtype)};
+                                            }),
+                                            py::arg("base"), py::arg("stride_bytes"), py::arg("dtype"));
+    py::class_<KvView>(m, "KvView").def(
+        py::init([](Address keys, Address values, int64_t page_stride_bytes, int page_size, int heads, int dim, int dtype) {
+            return KvView{at<char>(keys), at<char>(values), page_stride_bytes, page_size, heads, dim, dtype_of(dtype)};
+        }),
+        py::kw_only(), py::arg("keys"), py::arg("values"), py::arg("page_stride_bytes"), py::arg("page_size"), py::arg("heads"),
+        py::arg("dim"), py::arg("dtype"));
+}
+
+void bind_linear(py::module_& m) {
+    py::class_<Linear>(m, "Linear")
+        .def(py::init([](Address weight, int64_t ldw, Address bias, int n, int k, int dtype) {
+                 return std::make_unique<Linear>(at(weight), ldw, at(bias), n, k, dtype_of(dtype));
+             }),
+             py::kw_only(), py::arg("weight"), py::arg("ldw"), py::arg("bias"), py::arg("n"), py::arg("k"), py::arg("dtype"))
+        .def_property_readonly("n", &Linear::n)
+        .def_property_readonly("k", &Linear::k)
+        .def_property_readonly("size_bytes", &Linear::bytes)
+        .def(
+            "run",
+            [](const Linear& self, Address x, int64_t ldx, int rows, Address y, int64_t ldy, Address residual, bool wide) {
+                py::gil_scoped_release release;
+                self.run(at(x), ldx, rows, at(y), ldy, at(residual), wide);
+            },
+            py::arg("x"), py::arg("ldx"), py::arg("rows"), py::arg("y"), py::arg("ldy"), py::arg("residual") = 0,
+            py::arg("wide") = false);
+}
+
+void bind_mixers(py::module_& m) {
+    py::class_<Gdn>(m, "Gdn")
+        .def(py::init([](int key_heads, int value_heads, int key_dim, int value_dim, int kernel, float eps, int dtype,
+                         Address conv_weight, Address decay_rate, Address dt_bias, Address norm_weight) {
+                 if (key_heads < 1 || value_heads % key_heads) throw py::value_error("value heads must be a multiple of key heads");
+                 return Gdn{key_heads, value_heads, key_dim, value_dim, kernel, eps, dtype_of(dtype), at<float>(conv_weight),
+                            at<float>(decay_rate), at<float>(dt_bias), at<float>(norm_weight)};
+             }),
+             py::kw_only(), py::arg("key_heads"), py::arg("value_heads"), py::arg("key_dim"), py::arg("value_dim"),
+             py::arg("kernel"), py::arg("eps"), py::arg("dtype"), py::arg("conv_weight"), py::arg("decay_rate"),
+             py::arg("dt_bias"), py::arg("norm_weight"))
+        .def("run", [](const Gdn& self, const StepRows& rows, const SlotView& conv, const SlotView& ssm, Address proj, int64_t ld,
+                       Address out) {
+            py::gil_scoped_release release;
+            gdn(self, rows.rows, conv, ssm, at(proj), ld, at(out));
+        })
+        .def("conv", [](const Gdn& self, const StepRows& rows, const SlotView& conv, Address x, int64_t ldx, Address y) {
+            py::gil_scoped_release release;
+            causal_conv(self, rows.rows, conv, at(x), ldx, at(y));
+        })
+        .def("rule", [](const Gdn& self, const StepRows& rows, const SlotView& ssm, Address mixed, Address b, Address a, int64_t ld,
+                        Address out) {
+            py::gil_scoped_release release;
+            delta_rule(self, rows.rows, ssm, at(mixed), at(b), at(a), ld, at(out));
+        });
+    py::class_<Attention>(m, "Attention")
+        .def(py::init([](int heads, int kv_heads, int dim, int rotary, float scale, float eps, int dtype, Address query_scale,
+                         Address key_scale, Address table) {
+                 if (kv_heads < 1 || heads % kv_heads || rotary % 2) throw py::value_error("bad attention shape");
+                 return Attention{heads, kv_heads, dim, rotary, scale, eps, dtype_of(dtype), at<float>(query_scale),
+                                  at<float>(key_scale), at<float>(table)};
+             }),
+             py::kw_only(), py::arg("heads"), py::arg("kv_heads"), py::arg("dim"), py::arg("rotary"), py::arg("scale"),
+             py::arg("eps"), py::arg("dtype"), py::arg("query_scale"), py::arg("key_scale"), py::arg("table"))
+        .def("rotate_and_store", [](const Attention& self, const StepRows& rows, const KvView& kv, Address proj, int64_t ld, Address q) {
+            py::gil_scoped_release release;
+            rotate_and_store(self, rows.rows, kv, at(proj), ld, at(q));
+        })
+        .def("attend", [](const Attention& self, const StepRows& rows, const KvView& kv, Address q, Address proj, int64_t ld,
+                          Address out) {
+            py::gil_scoped_release release;
+            attend(self, rows.rows, kv, at(q), at(proj), ld, at(out));
+        });
+}
+
+// Experts with the Python objects of their layers.
+struct MoeLayer {
+    Moe moe;
+    py::object keep;
+};
+
+void bind_moe(py::module_& m) {
+    py::class_<MoeLayer>(m, "Moe")
+        .def(py::init([](const Linear& router, const std::vector<const Linear*>& gate_up, const std::vector<const Linear*>& down,
+                         const Linear* shared_gate_up, const Linear* shared_down, const Linear* shared_gate, int top_k,
+                         bool normalise) {
+                 if (int(gate_up.size()) != router.n() || down.size() != gate_up.size() || top_k < 1 || top_k > router.n())
+                     throw py::value_error("bad mixture of experts");
+                 return MoeLayer{{&router, gate_up, down, shared_gate_up, shared_down, shared_gate, top_k, normalise}, py::none()};
+             }),
+             py::kw_only(), py::arg("router"), py::arg("gate_up"), py::arg("down"), py::arg("shared_gate_up"),
+             py::arg("shared_down"), py::arg("shared_gate"), py::arg("top_k"), py::arg("normalise"))
+        .def_readwrite("keep", &MoeLayer::keep)
+        .def("run", [](const MoeLayer& self, Address x, int rows, Address y, Address residual) {
+            py::gil_scoped_release release;
+            moe(self.moe, at(x), rows, at(y), at(residual));
+        });
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_native, m) {
+    m.doc() = "Kernels of the adopted models.";
+    m.def("set_threads", &set_threads, py::arg("n"), "Threads that share a kernel's work, the caller included.");
+    m.def("threads", &threads, "Threads in use.");
+    bind_views(m);
+    bind_linear(m);
+    bind_mixers(m);
+    bind_moe(m);
+    m.def("rms_norm", [](Address x, int64_t ldx, Address y, int64_t ldy, int rows, int dim, Address scale, float eps, int dtype) {
+        py::gil_scoped_release release;
+        rms_norm(at(x), ldx, at(y), ldy, rows, dim, at<float>(scale), eps, dtype_of(dtype));
+    });
+    m.def("gated_rms_norm", [](Address x, int64_t ldx, Address gate, int64_t ldg, Address y, int64_t ldy, int rows, int heads, int dim,
+                               Address weight, float eps, int dtype) {
+        py::gil_scoped_release release;
+        gated_rms_norm(at(x), ldx, at(gate), ldg, at(y), ldy, rows, heads, dim, at<float>(weight), eps, dtype_of(dtype));
+    });
+    m.def("silu_mul", [](Address x, int64_t ldx, Address y, int64_t ldy, int rows, int dim, int dtype) {
+        py::gil_scoped_release release;
+        silu_mul(at(x), ldx, at(y), ldy, rows, dim, dtype_of(dtype));
+    });
+}

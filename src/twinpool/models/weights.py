@@ -1,0 +1,114 @@
+"""Weights of a checkpoint folder, strictly: every tensor the model asks for, and none it does not know."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+
+from twinpool.errors import ModelError
+
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
+
+
+def read_weights(folder: Path, *, ignored: Iterable[str], renamed: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    """All tensors of a folder's safetensors files.
+
+    ignored: prefixes of names to leave out (other modalities, draft layers); renamed: prefix -> prefix. Experts that are stored
+    one by one come out stacked: `*.experts.gate_up_proj` [experts, 2 intermediate, hidden] and `*.experts.down_proj`. Raises
+    ModelError if there are no files or one cannot be read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    tensors: dict[str, torch.Tensor] = {}
+    skip = tuple(ignored)
+    for path in _files(folder):
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 (not a mapping)
+                    if skip and name.startswith(skip):
+                        continue
+                    tensors[_rename(name, renamed)] = file.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{path} cannot be read: {str(error).strip().splitlines()[0]}.") from error
+    return _stack_experts(tensors)
+
+
+def assign_weights(
+    model: torch.nn.Module, tensors: dict[str, torch.Tensor], *, dtype: torch.dtype, folder: Path
+) -> None:
+    """Give `model`'s parameters the tensors of their names, in `dtype`; a tied lm_head may be left out.
+
+    Raises ModelError naming what is missing, what is unknown, or whose shape differs from the config's.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    tied = bool(model.config.tie_word_embeddings)  # type: ignore[union-attr]
+    if tied:
+        parameters.pop("lm_head.weight", None)
+        tensors.pop("lm_head.weight", None)
+    missing, unknown = sorted(parameters.keys() - tensors.keys()), sorted(tensors.keys() - parameters.keys())
+    if missing:
+        raise ModelError(f"the weights in {folder} lack {_list(missing)}, which config.json asks for.")
+    if unknown:
+        raise ModelError(f"the weights in {folder} hold {_list(unknown)}, which config.json does not ask for.")
+    for name, parameter in parameters.items():
+        tensor = tensors.pop(name)
+        if tensor.shape != parameter.shape:
+            shapes = f"{list(tensor.shape)} in the weights and {list(parameter.shape)} by config.json"
+            raise ModelError(f"{name} in {folder} is {shapes}.")
+        _place(model, name, torch.nn.Parameter(tensor.to(dtype), requires_grad=False))
+    if tied:
+        embeddings = model.get_submodule("model.embed_tokens").weight
+        _place(model, "lm_head.weight", embeddings)  # type: ignore[arg-type]
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = set(json.loads(index.read_text())["weight_map"].values())
+        except (ValueError, KeyError, AttributeError) as error:
+            raise ModelError(f"{index} cannot be read: {error}.") from error
+        files = [folder / name for name in sorted(names)]
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ModelError(f"{folder} has no *.safetensors files: --model-path takes a folder with weights.")
+    return files
+
+
+def _rename(name: str, renamed: Mapping[str, str]) -> str:
+    for old, new in renamed.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
+
+
+def _stack_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    found: dict[str, dict[tuple[int, str], torch.Tensor]] = {}
+    for name in list(tensors):
+        match = _EXPERT.fullmatch(name)
+        if match:
+            found.setdefault(match[1], {})[int(match[2]), match[3]] = tensors.pop(name)
+    for prefix, parts in found.items():
+        count = 1 + max(number for number, _ in parts)
+        wanted = [(i, kind) for i in range(count) for kind in ("gate_proj", "up_proj", "down_proj")]
+        lacking = [f"{prefix}.{i}.{kind}.weight" for i, kind in wanted if (i, kind) not in parts]
+        if lacking:
+            raise ModelError(f"the weights lack {_list(lacking)}.")
+        gate_up = [torch.cat([parts[i, "gate_proj"], parts[i, "up_proj"]]) for i in range(count)]
+        tensors[f"{prefix}.gate_up_proj"] = torch.stack(gate_up)
+        tensors[f"{prefix}.down_proj"] = torch.stack([parts[i, "down_proj"] for i in range(count)])
+    return tensors
+
+
+def _place(model: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
+    path, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(path), leaf, parameter)
+
+
+def _list(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)} tensors ({names[0]}, ...)"
