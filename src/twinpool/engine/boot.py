@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from twinpool import bootlog
 from twinpool.clock import Clock, WallClock
@@ -17,7 +18,8 @@ from twinpool.config.options import ServeOptions
 from twinpool.config.resolve import DeviceFacts, Resolved, resolve
 from twinpool.engine import checkpoint, host
 from twinpool.engine.core import Engine, EngineFacts
-from twinpool.engine.executor import TorchExecutor
+from twinpool.engine.executor import Forward, TorchExecutor
+from twinpool.engine.inputs import PackedStep
 from twinpool.engine.report import BatchLog
 from twinpool.engine.tensors import Memory
 from twinpool.engine.text import Tokenizer
@@ -26,9 +28,9 @@ from twinpool.memory.arena import Arena
 from twinpool.memory.budget import MemoryRequest, plan_memory
 from twinpool.memory.ledger import Ledger
 from twinpool.memory.pools import Pool
-from twinpool.models import native
-from twinpool.models.adopt import ADOPTED, AdoptedModel, adopt
+from twinpool.models.adopt import SOURCES, AdoptedModel, load_model
 from twinpool.models.attention.spec import GqaSpec
+from twinpool.models.native import set_threads, use_native
 from twinpool.models.spec import ModelSpec
 from twinpool.prefix.tree import PrefixTree
 from twinpool.sched.scheduler import Scheduler
@@ -42,7 +44,6 @@ class _Loaded:
     """A model in memory, and what the device had before and after. Bytes."""
 
     model: AdoptedModel
-    weight_bytes: int
     pre_load_bytes: int
     available_bytes: int
 
@@ -55,23 +56,23 @@ def boot_engine(options: ServeOptions, *, poison_freed: bool = False, clock: Clo
     clock = clock or WallClock()
     folder = checkpoint.find_folder(options.model_path, revision=options.revision)
     spec = checkpoint.read_spec(folder)
-    if spec.architecture not in ADOPTED:
-        raise ModelError(f"{spec.architecture} can be planned but not served yet; served: {', '.join(ADOPTED)}.")
+    if spec.architecture not in SOURCES:  # told before the slow part; load_model asks again
+        raise ModelError(f"{spec.architecture} can be planned but not served yet; served: {', '.join(SOURCES)}.")
     pre_load_bytes = options.device_memory_bytes or host.available_memory_bytes()
     resolved = resolve(options, spec, DeviceFacts(pre_load_bytes))
     for warning in (*spec.warnings, *resolved.warnings):
         log.warning(warning)
     tokenizer = _load_tokenizer(resolved, folder)
     threads = resolved.threads or host.usable_cores()
-    native.set_threads(threads)
+    set_threads(threads)
     loaded = _load_model(folder, resolved, pre_load_bytes)
     ledger = plan_memory(memory_request(spec, resolved, loaded.pre_load_bytes, loaded.available_bytes))
     memory = _allocate(spec, resolved, ledger)
     executor = TorchExecutor(
-        forward=functools.partial(loaded.model.forward, memory=memory),
+        forward=_forward(loaded.model, memory),
         memory=memory,
         # Our kernels have threads of their own, and torch's would only compete with them.
-        torch_threads=1 if native.available() else threads,
+        torch_threads=1 if use_native(memory.buffer.device) else threads,
     )
     scheduler = _build_scheduler(resolved, ledger, executor if poison_freed else None, clock)
     facts = EngineFacts(
@@ -81,7 +82,7 @@ def boot_engine(options: ServeOptions, *, poison_freed: bool = False, clock: Clo
         spec=spec,
         model_name=resolved.served_model_name,
         eos_token_ids=tokenizer.eos_token_ids,
-        weight_bytes=loaded.weight_bytes,
+        weight_bytes=loaded.model.weight_bytes,
         startup_available_bytes=loaded.available_bytes,
     )
     engine = Engine(facts=facts, scheduler=scheduler, executor=executor, tokenizer=tokenizer, clock=clock)
@@ -134,24 +135,32 @@ def _load_model(folder: Path, resolved: Resolved, pre_load_bytes: int) -> _Loade
     """Weights in memory, as our layers hold them, and what that cost."""
     log.info(bootlog.load_begin_line(pre_load_bytes))
     began_s = time.monotonic()
-    source = checkpoint.load_model(folder, dtype=resolved.dtype)
-    name, size_bytes = type(source).__name__, checkpoint.weight_bytes(source)
-    model = adopt(source, context_len=resolved.context_len)
-    del source
+    model = load_model(folder, dtype=resolved.dtype, device=resolved.device, context_len=resolved.context_len)
     gc.collect()
     # Pages of a mapped file are not counted as used, so the weights are charged at least at their size.
-    available_bytes = max(0, pre_load_bytes - size_bytes)
+    available_bytes = max(0, pre_load_bytes - model.weight_bytes)
     if resolved.origins["device_memory_bytes"] == "measured":
         available_bytes = min(available_bytes, host.available_memory_bytes())
     log.info(
         bootlog.load_end_line(
             elapsed_s=time.monotonic() - began_s,
-            model_class=name,
+            model_class=type(model.module).__name__,
             available_bytes=available_bytes,
             used_bytes=pre_load_bytes - available_bytes,
         )
     )
-    return _Loaded(model, size_bytes, pre_load_bytes, available_bytes)
+    return _Loaded(model, pre_load_bytes, available_bytes)
+
+
+def _forward(model: AdoptedModel, memory: Memory) -> Forward:
+    """The model over its memory, as the executor calls it."""
+    device = memory.buffer.device
+
+    def forward(step: PackedStep) -> torch.Tensor:
+        input_ids, sample_at = (torch.from_numpy(array).to(device) for array in (step.input_ids, step.sample_at))
+        return model.forward(input_ids, step, memory, sample_at)
+
+    return forward
 
 
 def _allocate(spec: ModelSpec, resolved: Resolved, ledger: Ledger) -> Memory:

@@ -1,16 +1,11 @@
-"""A checkpoint on disk: where it is, what its config says, and its weights in a transformers module tree."""
+"""A checkpoint on disk: where it is and what its config says. Its weights are read by models/adopt.py."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from twinpool.engine.tensors import DTYPES
 from twinpool.errors import ModelError
 from twinpool.models.spec import ModelSpec
 
@@ -62,49 +57,3 @@ def read_spec(folder: Path) -> ModelSpec:
     if not isinstance(config, Mapping):
         raise ModelError(f"{path} holds no JSON object.")
     return ModelSpec.from_config_json(config)
-
-
-def load_model(folder: Path, *, dtype: str) -> Any:
-    """The text part of a checkpoint as transformers builds it, in `dtype`, on the CPU, ready for inference.
-
-    Raises ModelError if weights are missing, unreadable or of other shapes than the config says.
-    """
-    from transformers import AutoModelForCausalLM
-
-    try:
-        with _quiet():
-            model, report = AutoModelForCausalLM.from_pretrained(
-                folder,
-                dtype=DTYPES[dtype],
-                local_files_only=True,
-                output_loading_info=True,
-                attn_implementation="eager",
-            )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ModelError(f"the weights in {folder} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise ModelError(
-            f"the weights in {folder} lack {len(missing)} tensors that config.json asks for: {missing[0]}, ..."
-        )
-    return model.eval().requires_grad_(False)
-
-
-def weight_bytes(model: torch.nn.Module) -> int:
-    """Bytes of all parameters and buffers, tied ones once."""
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in model.state_dict().values()}
-    return sum(storages.values())
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars: the boot log has its own lines."""
-    from transformers.utils import logging
-
-    was_on = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_on:
-            logging.enable_progress_bar()

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from twinpool.engine.inputs import LastTokens, pack
-from twinpool.models.step_batch import PackedStep
 from twinpool.engine.sampler import RowState, Sampled, sample_row
 from twinpool.engine.tensors import Memory
+from twinpool.models.step_batch import PackedStep
 from twinpool.request import Int32Array
 from twinpool.step import StepPlan, StepResult
 
