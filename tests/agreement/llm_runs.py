@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from tests.tiny_models import VOCAB, tiny_checkpoint
 
+from tests.tiny_models import VOCAB, tiny_checkpoint
 from twinpool import LLM, SamplingParams
 
 # Token ids and the bit patterns of their log-probabilities: equal only if every logit was.

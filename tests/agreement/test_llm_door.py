@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
+
 from tests.agreement.llm_runs import checkpoint, greedy, prompt, tiny_llm
 from tests.tiny_models import EOS
-
 from twinpool import LLM, SamplingParams
 from twinpool.errors import BadRequest, ConfigError, ModelError
 

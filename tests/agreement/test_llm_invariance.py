@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 
 import pytest
+
 from tests.agreement.llm_runs import checkpoint, conversation, greedy, prompt, say, say_alone, tiny_llm
 from tests.tiny_models import FAMILIES
-
 from twinpool import SamplingParams
 
 STRATEGIES = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from tests.agreement.llm_runs import checkpoint, greedy, prompt, say, tiny_llm
 from tests.tiny_models import FAMILIES, load_reference, reference_logits
 

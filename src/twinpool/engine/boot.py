@@ -19,7 +19,6 @@ from twinpool.config.resolve import DeviceFacts, Resolved, resolve
 from twinpool.engine import checkpoint, host
 from twinpool.engine.core import Engine, EngineFacts
 from twinpool.engine.executor import Forward, TorchExecutor
-from twinpool.engine.inputs import PackedStep
 from twinpool.engine.report import BatchLog
 from twinpool.engine.tensors import Memory
 from twinpool.engine.text import Tokenizer
@@ -32,6 +31,7 @@ from twinpool.models.adopt import SOURCES, AdoptedModel, load_model
 from twinpool.models.attention.spec import GqaSpec
 from twinpool.models.native import set_threads, use_native
 from twinpool.models.spec import ModelSpec
+from twinpool.models.step_batch import PackedStep
 from twinpool.prefix.tree import PrefixTree
 from twinpool.sched.scheduler import Scheduler
 from twinpool.sched.shape import SchedulerShape

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from twinpool.engine.executor import TorchExecutor
-from twinpool.engine.inputs import PackedStep
 from twinpool.engine.tensors import Memory
 from twinpool.memory.arena import Arena
 from twinpool.models.attention.spec import GqaSpec
 from twinpool.models.shapes import StateShapes
+from twinpool.models.step_batch import PackedStep
 from twinpool.request import SamplingParams
 from twinpool.step import Joined, Row, SlotOrder, StepPlan
 
