@@ -47,6 +47,7 @@ class _Collected:
     finish: Finish | None = None
 
     def completion(self) -> Completion:
+        """The whole answer; the request has ended."""
         assert self.finish is not None
         return Completion(
             text="".join(self.texts),
