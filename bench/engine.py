@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from twinpool import LLM, SamplingParams
-from twinpool.models import native
+from twinpool.models.native import native
 
 DECODE_STEPS = 48
 DECODE_CONTEXT = 64
@@ -93,7 +93,7 @@ def main() -> None:
         prompts = ids(batch, DECODE_CONTEXT)
         cases.append((f"decode x{batch}", lambda p=prompts: our_decode(llm, p), lambda p=prompts: their_decode(theirs, p)))
     results: dict[str, dict[str, float]] = {}
-    print(f"{'tokens per second':16}  {'twinpool':>9}  {'transformers':>12}  {'ratio':>6}   (native kernels: {native.available()})")
+    print(f"{'tokens per second':16}  {'twinpool':>9}  {'transformers':>12}  {'ratio':>6}   (native kernels: {native is not None})")
     for name, ours, other in cases:
         ours(), other()
         rates = [(ours(), other()) for _ in range(args.rounds)]
@@ -102,7 +102,7 @@ def main() -> None:
         results[name] = {"twinpool": round(mine, 1), "transformers": round(peer, 1), "ratio": round(ratio, 2)}
         print(f"{name:16}  {mine:9.0f}  {peer:12.0f}  {ratio:6.2f}")
     llm.close()
-    print(json.dumps({"threads": args.threads, "rounds": args.rounds, "native": native.available(), "results": results}))
+    print(json.dumps({"threads": args.threads, "rounds": args.rounds, "native": native is not None, "results": results}))
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from twinpool.engine.checkpoint import load_model, read_spec
+from twinpool.engine.checkpoint import read_spec
 from twinpool.engine.inputs import LastTokens, pack
 from twinpool.engine.tensors import Memory
 from twinpool.memory.arena import Arena
-from twinpool.models.adopt import AdoptedModel, adopt
+from twinpool.models.adopt import AdoptedModel, load_model
 from twinpool.step import Row, StepPlan
 
 CONTEXT = 256
@@ -23,7 +23,7 @@ class Bench:
     def __init__(self, folder: Path, *, dtype: str, page_size: int = 4, n_slots: int = 12, ssm_dtype: str = "float32") -> None:
         spec = read_spec(folder)
         self.page_size = page_size
-        self.model: AdoptedModel = adopt(load_model(folder, dtype=dtype), context_len=CONTEXT)
+        self.model: AdoptedModel = load_model(folder, dtype=dtype, context_len=CONTEXT)
         per_sequence = CONTEXT // page_size
         n_pages = n_slots * per_sequence
         arena = Arena(
@@ -54,7 +54,9 @@ class Bench:
     def run(self, *rows: Row) -> torch.Tensor:
         """Logits of each row's last token, float32 [rows, vocab]."""
         with torch.inference_mode():
-            return self.model.forward(pack(StepPlan(0, rows), LastTokens()), self.memory).clone()
+            step = pack(StepPlan(0, rows), LastTokens())
+            inputs, sample_at = torch.from_numpy(step.input_ids), torch.from_numpy(step.sample_at)
+            return self.model.forward(inputs, step, self.memory, sample_at).clone()
 
     def logits(self, tokens: list[int], cuts: list[int], *, sequence: int = 0) -> torch.Tensor:
         """Logits after each cut of a sequence run in pieces, float32 [cuts, vocab]."""
