@@ -88,12 +88,18 @@ def main() -> None:
     cases: list[tuple[str, Callable[[], float], Callable[[], float]]] = []
     for length in (128, 512, 2048):
         prompts = ids(1, length)
-        cases.append((f"prefill {length}", lambda p=prompts: our_prefill(llm, p), lambda p=prompts: their_prefill(theirs, p)))
+        cases.append(
+            (f"prefill {length}", lambda p=prompts: our_prefill(llm, p), lambda p=prompts: their_prefill(theirs, p))
+        )
     for batch in (1, 4, 8):
         prompts = ids(batch, DECODE_CONTEXT)
-        cases.append((f"decode x{batch}", lambda p=prompts: our_decode(llm, p), lambda p=prompts: their_decode(theirs, p)))
+        cases.append(
+            (f"decode x{batch}", lambda p=prompts: our_decode(llm, p), lambda p=prompts: their_decode(theirs, p))
+        )
     results: dict[str, dict[str, float]] = {}
-    print(f"{'tokens per second':16}  {'twinpool':>9}  {'transformers':>12}  {'ratio':>6}   (native kernels: {native is not None})")
+    print(
+        f"{'tokens per second':16}  {'twinpool':>9}  {'transformers':>12}  {'ratio':>6}   (native kernels: {native is not None})"
+    )
     for name, ours, other in cases:
         ours(), other()
         rates = [(ours(), other()) for _ in range(args.rounds)]
@@ -102,7 +108,9 @@ def main() -> None:
         results[name] = {"twinpool": round(mine, 1), "transformers": round(peer, 1), "ratio": round(ratio, 2)}
         print(f"{name:16}  {mine:9.0f}  {peer:12.0f}  {ratio:6.2f}")
     llm.close()
-    print(json.dumps({"threads": args.threads, "rounds": args.rounds, "native": native is not None, "results": results}))
+    print(
+        json.dumps({"threads": args.threads, "rounds": args.rounds, "native": native is not None, "results": results})
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Many short requests: the state pool caps how many run at once while KV idles; a larger state share lifts the cap.
 
-    python examples/concurrency_bound.py
+python examples/concurrency_bound.py
 """
 
 from __future__ import annotations

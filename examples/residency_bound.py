@@ -1,6 +1,6 @@
 """More sessions than checkpoints: returning sessions are read again from the start although all their KV would fit.
 
-    python examples/residency_bound.py
+python examples/residency_bound.py
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def main() -> None:
         print("  ".join(f"{value!s:>13}" for value in row.values()))
         said.append(answers)
     assert all(answers == said[0] for answers in said), "answers depend on the pool"
-    print("\nKV for every session fits in each case. What is missing is checkpoints to resume from: raise --max-mamba-cache-size.")
+    print(
+        "\nKV for every session fits in each case. What is missing is checkpoints to resume from: raise --max-mamba-cache-size."
+    )
 
 
 if __name__ == "__main__":

@@ -108,7 +108,9 @@ class FakeExecutor:
             value = 0 if order.src is None else self.slots[order.src]
             assert value != POISON, f"slot {order.src} was copied after it was freed"
             self.slots[order.dst] = value
-        written = [row.slot for row in plan.rows] + [r.checkpoint_slot for r in plan.rows if r.checkpoint_at is not None]
+        written = [row.slot for row in plan.rows] + [
+            r.checkpoint_slot for r in plan.rows if r.checkpoint_at is not None
+        ]
         assert len(set(written)) == len(written), "two rows write one slot"
         return StepResult(plan.step, tuple(self._row(row) for row in plan.rows))
 

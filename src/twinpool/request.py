@@ -46,7 +46,11 @@ class SamplingParams:
         """Raise BadRequest naming the first field whose value is out of range."""
         checks: tuple[tuple[str, bool, str], ...] = (
             ("max_tokens", self.max_tokens >= 1, "must be at least 1"),
-            ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, f"must be between 0 and max_tokens={self.max_tokens}"),
+            (
+                "min_tokens",
+                0 <= self.min_tokens <= self.max_tokens,
+                f"must be between 0 and max_tokens={self.max_tokens}",
+            ),
             ("temperature", 0.0 <= self.temperature < float("inf"), "must be 0 (greedy) or above"),
             ("top_k", self.top_k >= -1, "must be -1 (all) or at least 1"),
             ("top_p", 0.0 < self.top_p <= 1.0, "must be in (0, 1]"),
@@ -65,7 +69,9 @@ class SamplingParams:
             for name, ids in (("logit_bias", [i for i, _ in self.logit_bias]), ("stop_token_ids", self.stop_token_ids)):
                 bad = [i for i in ids if not 0 <= i < vocab_size]
                 if bad:
-                    raise BadRequest(f"{name} names token {bad[0]}, but the vocabulary ends at {vocab_size - 1}.", field=name)
+                    raise BadRequest(
+                        f"{name} names token {bad[0]}, but the vocabulary ends at {vocab_size - 1}.", field=name
+                    )
 
 
 class Phase(Enum):

@@ -45,7 +45,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             if delta.finish is not None:
                 self.history.append([int(t) for t in delta.request.tokens[: delta.request.n_tokens]])
 
-    @rule(data=st.data(), new=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=14), max_tokens=st.integers(1, 12))
+    @rule(
+        data=st.data(), new=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=14), max_tokens=st.integers(1, 12)
+    )
     def add(self, data, new, max_tokens) -> None:
         base = data.draw(st.sampled_from(self.history))
         cut = data.draw(st.integers(0, len(base)))
@@ -93,7 +95,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.world.loop.idle
         self._collect(self.scheduler.take_deltas())
         for counts in self.scheduler.counts():
-            assert counts.held == 0 and counts.protected == 0
+            assert counts.held == 0
+            assert counts.protected == 0
         for rid, request in self.requests.items():
             assert request.finish is not None, "every request gets a reply"
             prompt = [int(t) for t in request.tokens[: request.prompt_len]]

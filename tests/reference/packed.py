@@ -20,7 +20,9 @@ CONTEXT = 256
 class Bench:
     """A model with memory for a few sequences. Sequence i has slot i + 1; its pages are scattered on purpose."""
 
-    def __init__(self, folder: Path, *, dtype: str, page_size: int = 4, n_slots: int = 12, ssm_dtype: str = "float32") -> None:
+    def __init__(
+        self, folder: Path, *, dtype: str, page_size: int = 4, n_slots: int = 12, ssm_dtype: str = "float32"
+    ) -> None:
         spec = read_spec(folder)
         self.page_size = page_size
         self.model: AdoptedModel = load_model(folder, dtype=dtype, context_len=CONTEXT)
@@ -44,7 +46,15 @@ class Bench:
         for slot in range(1, self.memory.arena.n_slots + 1):
             self.memory.zero_slot(slot)
 
-    def row(self, sequence: int, tokens: list[int], start: int, *, checkpoint_at: int | None = None, checkpoint_slot: int = 0) -> Row:
+    def row(
+        self,
+        sequence: int,
+        tokens: list[int],
+        start: int,
+        *,
+        checkpoint_at: int | None = None,
+        checkpoint_slot: int = 0,
+    ) -> Row:
         """A row of `sequence` over `tokens` at `start`."""
         return Row(
             rid=sequence, start=start, end=start + len(tokens), tokens=np.array(tokens, np.int32), slot=sequence + 1,

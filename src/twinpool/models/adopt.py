@@ -205,4 +205,4 @@ def _adopt_layers(model: Any, table: torch.Tensor) -> int:
     model.lm_head = Linear([model.lm_head.weight])
     packed = sum(module.size_bytes for module in model.modules() if isinstance(module, Linear))
     embeddings = model.model.embed_tokens.weight
-    return packed + embeddings.numel() * embeddings.element_size() + table.numel() * table.element_size()
+    return int(packed + embeddings.numel() * embeddings.element_size() + table.numel() * table.element_size())

@@ -8,7 +8,7 @@ import torch
 
 native: Any
 try:
-    from twinpool import _native as native
+    from twinpool import _native as native  # type: ignore[no-redef]  # declared above for type checkers
 except ImportError:  # no compiler when the package was installed: torch does the work
     native = None
 

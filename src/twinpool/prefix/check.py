@@ -16,14 +16,16 @@ def check_tree(root: Node, evictor: Evictor, page_bytes: int) -> None:
     while stack:
         node = stack.pop()
         for first_page, child in node.children.items():
-            assert child.parent is node and child.key[:page_bytes] == first_page
+            assert child.parent is node
+            assert child.key[:page_bytes] == first_page
             assert child.depth == node.depth + len(child.key) // TOKEN_BYTES
             assert child.lock <= node.lock or node is root, "a child is locked and its parent is not"
         stack.extend(node.children.values())
         if node is root:
             continue
         n_nodes += 1
-        assert node.key and len(node.key) == len(node.pages) * page_bytes
+        assert node.key
+        assert len(node.key) == len(node.pages) * page_bytes
         assert 0 <= node.state_lock <= node.lock, "a state is locked and its KV is not"
         assert not (node.state_lock and not node.state), "a locked state is gone"
         pages.extend(int(page) for page in node.pages)

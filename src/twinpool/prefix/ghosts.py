@@ -1,7 +1,7 @@
 """Why a prompt's tokens were not reused: a bounded memory of evicted edges, and the attribution rule.
 
-    0 ....... resume ....... gone ....... grid ....... kv ....... ghost ....... prompt
-      reused   | state_evicted | no_checkpoint | below_grid | kv_evicted | new
+0 ....... resume ....... gone ....... grid ....... kv ....... ghost ....... prompt
+  reused   | state_evicted | no_checkpoint | below_grid | kv_evicted | new
 """
 
 from __future__ import annotations

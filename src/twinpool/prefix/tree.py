@@ -40,7 +40,9 @@ class PrefixTree:
         self._cap = max_states_per_path
         self._pages, self._slots = pages, slots
         self._ghosts = Ghosts()
-        self._evictor = Evictor(pages=pages, slots=slots, ghosts=self._ghosts, policy=eviction_policy, page_size=page_size)
+        self._evictor = Evictor(
+            pages=pages, slots=slots, ghosts=self._ghosts, policy=eviction_policy, page_size=page_size
+        )
         self._now = 0
         self.root = self._new_root()
 
@@ -127,7 +129,10 @@ class PrefixTree:
         nothing of the caller's.
         """
         limit = length * TOKEN_BYTES
-        assert length > 0 and limit % self._page_bytes == 0 and limit <= len(key) and not self.disabled
+        assert length > 0
+        assert limit % self._page_bytes == 0
+        assert limit <= len(key)
+        assert not self.disabled
         path, position, partial, shared = walk(self.root, key, limit, self._page_bytes)
         end = path[-1] if path else self.root
         if shared:
@@ -235,7 +240,9 @@ class PrefixTree:
         return split(child, at_bytes, self._page_bytes)
 
     def _add_leaf(self, parent: Node, key: bytes, pages: Int32Array) -> Node:
-        node = Node(key=key, depth=parent.depth + len(key) // TOKEN_BYTES, pages=pages.copy(), parent=parent, now=self._now + 1)
+        node = Node(
+            key=key, depth=parent.depth + len(key) // TOKEN_BYTES, pages=pages.copy(), parent=parent, now=self._now + 1
+        )
         first_page = key[: self._page_bytes]
         parent.children[first_page] = node
         Ghosts.revive(parent, first_page, node)

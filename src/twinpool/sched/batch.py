@@ -100,7 +100,9 @@ def _prefill_row(book: Book, sequence: Sequence, budget_tokens: int, *, first: b
         end = target if first or target - start <= budget_tokens else start
     else:
         grid = shape.grid_tokens if shape.track_slots else shape.page_size
-        end = chunk_end(start=start, target=target, budget_tokens=budget_tokens, page_size=shape.page_size, grid_tokens=grid)
+        end = chunk_end(
+            start=start, target=target, budget_tokens=budget_tokens, page_size=shape.page_size, grid_tokens=grid
+        )
     fork = sequence.branching
     if shape.radix_cache and not shape.track_slots and fork is not None and start < fork < end:
         end = fork  # no_buffer publishes at chunk ends only: end one where the cached prompts part

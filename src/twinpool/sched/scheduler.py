@@ -146,7 +146,9 @@ class Scheduler:
             book.tree.evict(pages=ceil_div(len(survivors) * RETRACT_DECODE_STEPS, self.shape.page_size))
             gained_tokens = (book.pages.available - pages_before) * self.shape.page_size
             gained_slots = book.slots.available - slots_before
-            book.retractions.append(Retraction(n_retracted, gained_tokens, gained_slots, ratio_before, book.ratio.value))
+            book.retractions.append(
+                Retraction(n_retracted, gained_tokens, gained_slots, ratio_before, book.ratio.value)
+            )
 
     def _send_back(self, sequence: Sequence) -> None:
         """Return a running request to the front of the queue; what it computed stays in the tree while there is room."""

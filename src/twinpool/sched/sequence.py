@@ -55,11 +55,7 @@ class Sequence:
     @property
     def wants_decode(self) -> bool:
         """The next row of this sequence would be a decode row."""
-        return (
-            self.finish is None
-            and not self.is_prefilling
-            and self.planned_outputs < self.request.params.max_tokens
-        )
+        return self.finish is None and not self.is_prefilling and self.planned_outputs < self.request.params.max_tokens
 
     @property
     def remaining_outputs(self) -> int:

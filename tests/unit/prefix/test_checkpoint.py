@@ -19,9 +19,7 @@ def test_prefill(start, end, grid, expected) -> None:
     assert prefill_checkpoint(start=start, end=end, grid_tokens=grid) == expected
 
 
-@pytest.mark.parametrize(
-    ("branching", "expected"), [(None, 256), (128, 128), (256, 256), (64, 256), (320, 256)]
-)
+@pytest.mark.parametrize(("branching", "expected"), [(None, 256), (128, 128), (256, 256), (64, 256), (320, 256)])
 def test_a_fork_inside_the_chunk_takes_precedence(branching, expected) -> None:
     assert prefill_checkpoint(start=64, end=300, grid_tokens=64, branching=branching) == expected
 
@@ -32,7 +30,12 @@ def test_decode_is_tracked_exactly_on_the_track_grid() -> None:
 
 @pytest.mark.parametrize(
     ("page", "chunk", "interval", "expected"),
-    [(1, 64, 256, (64, 64, 256)), (128, 64, 256, (128, 128, 256)), (16, 64, 100, (64, 64, 1600)), (1, 1, 256, (1, 1, 256))],
+    [
+        (1, 64, 256, (64, 64, 256)),
+        (128, 64, 256, (128, 128, 256)),
+        (16, 64, 100, (64, 64, 1600)),
+        (1, 1, 256, (1, 1, 256)),
+    ],
 )
 def test_grids(page, chunk, interval, expected) -> None:
     found = grids(page_tokens=page, chunk_tokens=chunk, track_interval_tokens=interval)

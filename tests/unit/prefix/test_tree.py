@@ -13,12 +13,26 @@ from twinpool.prefix.tree import PrefixTree
 class Small:
     """A tree over small pools; tokens are given as lists."""
 
-    def __init__(self, *, n_pages: int = 400, n_slots: int = 20, page_size: int = 1, grid: int = 64, cap: int = -1, policy: str = "lru"):
+    def __init__(
+        self,
+        *,
+        n_pages: int = 400,
+        n_slots: int = 20,
+        page_size: int = 1,
+        grid: int = 64,
+        cap: int = -1,
+        policy: str = "lru",
+    ):
         self.pages = Pool(name="pages", first=1, count=n_pages)
         self.slots = Pool(name="slots", first=1, count=n_slots)
         self.page_size = page_size
         self.tree = PrefixTree(
-            pages=self.pages, slots=self.slots, page_size=page_size, grid_tokens=grid, max_states_per_path=cap, eviction_policy=policy
+            pages=self.pages,
+            slots=self.slots,
+            page_size=page_size,
+            grid_tokens=grid,
+            max_states_per_path=cap,
+            eviction_policy=policy,
         )
 
     @staticmethod

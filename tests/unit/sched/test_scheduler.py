@@ -70,7 +70,15 @@ def test_no_buffer_leaves_a_state_where_prompts_part() -> None:
 
 @pytest.mark.parametrize(
     ("start", "target", "budget", "expected"),
-    [(0, 100, 200, 100), (0, 100, 30, 28), (28, 100, 30, 56), (0, 100, 3, 2), (0, 100, 1, 0), (30, 100, 5, 32), (30, 31, 1, 31)],
+    [
+        (0, 100, 200, 100),
+        (0, 100, 30, 28),
+        (28, 100, 30, 56),
+        (0, 100, 3, 2),
+        (0, 100, 1, 0),
+        (30, 100, 5, 32),
+        (30, 31, 1, 31),
+    ],
 )
 def test_chunks_are_cut_on_the_grid_when_that_makes_progress(start, target, budget, expected) -> None:
     assert chunk_end(start=start, target=target, budget_tokens=budget, page_size=2, grid_tokens=4) == expected
@@ -106,7 +114,12 @@ def test_states_cap_the_running_requests_while_kv_idles() -> None:
 @pytest.mark.parametrize("strategy", ["extra_buffer", "extra_buffer_lazy", "no_buffer"])
 def test_retraction_publishes_and_changes_no_token(strategy: str) -> None:
     world = make_world(
-        n_pages=880, n_slots=60, strategy=strategy, overlap=strategy != "no_buffer", schedule_conservativeness=0.0, chunk=64
+        n_pages=880,
+        n_slots=60,
+        strategy=strategy,
+        overlap=strategy != "no_buffer",
+        schedule_conservativeness=0.0,
+        chunk=64,
     )
     prompts = [[rid, *([5, 6, 7] * 66)] for rid in range(4)]
     requests = [world.request(rid, prompt, 30, ignore_eos=True) for rid, prompt in enumerate(prompts)]
@@ -137,7 +150,7 @@ def test_what_can_never_fit_is_refused_at_once() -> None:
     world = make_world(n_pages=20, n_slots=8, context_len=64)
     with pytest.raises(BadRequest, match="the KV pool holds 20: at most 19 prompt tokens fit"):
         world.scheduler.add(world.request(0, [1] * 20, 1))
-    with pytest.raises(BadRequest, match="the context is 64 tokens: .* at most 60 tokens"):
+    with pytest.raises(BadRequest, match=r"the context is 64 tokens: .* at most 60 tokens"):
         world.scheduler.add(world.request(1, [1] * 4, 61))
     assert not world.scheduler.has_work
 
