@@ -210,7 +210,7 @@ def test_metrics_add_up(live: Live) -> None:
 
 
 def test_interrupt_drains(tmp_path: Path) -> None:
-    body = {"model": "demo", "prompt": "In the beginning", "max_tokens": 200, "stream": True}
+    body = {"model": "demo", "prompt": "In the beginning", "max_tokens": 1000, "stream": True}
     with live_server(tmp_path) as live:
         with live.client().completions.create(**body, extra_body={"ignore_eos": True}) as stream:
             chunks = [next(stream)]
