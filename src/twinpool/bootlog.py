@@ -248,7 +248,7 @@ def parse(text: str) -> tuple[BootFacts, ...]:
             continue
         label = _label(plain)
         facts = boots[current[label]] if label in current else None
-        late = facts is not None and (facts.slots is not None or facts.kv_tokens is not None)
+        late = facts is not None and (facts.conv_gb is not None or facts.kv_tokens is not None)
         if late and found.keys() & _BEFORE_POOLS:
             waiting[label] = found if "load_begin_gb" in found else waiting.get(label, {}) | found
             continue

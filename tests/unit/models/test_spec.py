@@ -14,18 +14,21 @@ from twinpool.units import MIB
 CONFIGS = Path(__file__).parents[2] / "data" / "configs"
 QWEN3_NEXT = {
     "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "hidden_size": 2048, "vocab_size": 151936,
-    "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 262144,
+    "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
+    "max_position_embeddings": 262144,
     "linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
     "linear_conv_kernel_dim": 4,
 }  # fmt: skip
 KIMI_LINEAR = {
     "architectures": ["KimiLinearForCausalLM"], "hidden_size": 2304, "vocab_size": 163840, "num_hidden_layers": 27,
     "num_attention_heads": 32, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
-    "linear_attn_config": {"num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4, "full_attn_layers": [4, 8, 12, 16, 20, 24, 27]},
+    "linear_attn_config": {
+        "num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4, "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+    },
 }  # fmt: skip
 LFM2 = {
-    "architectures": ["Lfm2ForCausalLM"], "hidden_size": 2048, "vocab_size": 65536, "num_hidden_layers": 16, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "conv_L_cache": 3, "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    "architectures": ["Lfm2ForCausalLM"], "hidden_size": 2048, "vocab_size": 65536, "num_hidden_layers": 16,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "conv_L_cache": 3, "full_attn_idxs": [2, 5, 8, 10, 12, 14],
 }  # fmt: skip
 
 
@@ -100,8 +103,9 @@ def test_an_invalid_state_dtype_warns_and_is_ignored() -> None:
 
 
 GRANITE_MICRO = {
-    "architectures": ["GraniteMoeHybridForCausalLM"], "hidden_size": 2048, "vocab_size": 100352, "num_hidden_layers": 40,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "mamba_n_heads": 64, "mamba_d_head": 64, "mamba_d_state": 128,
+    "architectures": ["GraniteMoeHybridForCausalLM"], "hidden_size": 2048, "vocab_size": 100352,
+    "num_hidden_layers": 40, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "mamba_n_heads": 64, "mamba_d_head": 64, "mamba_d_state": 128,
     "mamba_n_groups": 1, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_chunk_size": 256,
     "layer_types": ["attention" if i in (5, 15, 25, 35) else "mamba" for i in range(40)],
 }  # fmt: skip

@@ -56,7 +56,7 @@ def nemotron_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
 def _read_mamba(reader: ConfigReader) -> Mamba2Spec:
     """From the mamba_* keys of Granite and Falcon-H1; heads of width 'auto' share mamba_expand * hidden_size."""
     heads = reader.integer("mamba_n_heads", default=128)
-    if reader.values.get("mamba_d_head", "auto") == "auto":
+    if reader.values.get("mamba_d_head") in (None, "auto"):
         inner = reader.integer("mamba_expand", default=2) * reader.integer("hidden_size")
         if inner % heads:
             raise ModelError(f"config.json says mamba_n_heads={heads}; it must divide the inner width of {inner}.")
