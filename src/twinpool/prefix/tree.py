@@ -217,7 +217,7 @@ class PrefixTree:
 
     def reset(self) -> None:
         """Free everything the tree owns. Nothing may be locked."""
-        assert not self.protected_pages and not self.protected_slots, "the tree is in use"
+        assert self.protected_pages == self.protected_slots == 0, "the tree is in use"
         stack = [self.root]
         while stack:
             node = stack.pop()
