@@ -30,7 +30,7 @@ def requests(draw: st.DrawFn) -> MemoryRequest:
         mem_fraction_static=draw(st.integers(1, 1000)) / 1000,
         context_len=draw(st.integers(1, 10**6)),
         conv_bytes=draw(st.integers(0, MIB)),
-        ssm_bytes=draw(st.integers(1, 4 * MIB)),
+        ssm_bytes=draw(st.integers(8, 4 * MIB)),
         kv_bytes_per_token=draw(st.integers(1, 65536)),
         slots_per_request=draw(st.sampled_from([3, 4, 5])) if radix else 1,
         page_size=draw(st.sampled_from([1, 16, 64])),

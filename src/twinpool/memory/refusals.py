@@ -178,7 +178,7 @@ def _fraction_advice(request: MemoryRequest, parts: Split, *, flag: str = "--max
         share = slots_bytes_in_ratio(request, request.slots_per_request)
         under_ratio = max(needed, math.ceil(share * (1 + 1 / exact(request.ratio))))
         fraction = _fraction_for(request, under_ratio)
-        if fraction is not None:
+        if fraction is not None and _serves_with(request, fraction):  # rings can outgrow the share that KV gets
             return f"{text}use --mem-fraction-static {fraction:.3f} or more."
     fraction = _fraction_for(request, needed)
     if fraction is None:
@@ -186,6 +186,11 @@ def _fraction_advice(request: MemoryRequest, parts: Split, *, flag: str = "--max
         return f"{text}no --mem-fraction-static leaves that much: use a device with more memory{shrink}."
     pin = f" with {flag} {request.slots_per_request * request.dp}" if request.hybrid else ""
     return f"{text}use --mem-fraction-static {fraction:.3f} or more{pin}."
+
+
+def _serves_with(request: MemoryRequest, fraction: float) -> bool:
+    changed = replace(request, mem_fraction_static=fraction)
+    return serves(changed, split(changed))
 
 
 def _fraction_for(request: MemoryRequest, needed_bytes: int) -> float | None:
