@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -41,6 +42,10 @@ class SamplingParams:
     logprobs: int | None = None
     n: int = 1
     skip_special_tokens: bool = True
+
+    def end_tokens(self, eos_token_ids: Iterable[int]) -> frozenset[int]:
+        """Tokens that end a request: its own stop tokens, and the model's end tokens unless they are ignored."""
+        return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else frozenset(eos_token_ids))
 
     def validate(self, *, vocab_size: int | None = None) -> None:
         """Raise BadRequest naming the first field whose value is out of range."""
@@ -149,6 +154,11 @@ class Request:
             rid=rid, tokens=tokens, prompt_len=length, params=params, eos_token_ids=eos_token_ids,
             priority=priority, arrival_s=arrival_s, n_tokens=length,
         )  # fmt: skip
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Tokens that end this request."""
+        return self.params.end_tokens(self.eos_token_ids)
 
     @property
     def n_output(self) -> int:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 
 from twinpool.errors import ModelError
+from twinpool.models.config_file import read_config
 from twinpool.models.spec import ModelSpec
 
 DEMO_FOLDER = Path(__file__).resolve().parents[1] / "demo"
@@ -47,13 +46,4 @@ def read_spec(folder: Path) -> ModelSpec:
     """The memory facts in a folder's config.json. Raises ModelError if it is missing, broken or of an unknown
     architecture.
     """
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ModelError(f"{folder} has no config.json: --model-path takes a folder in Hugging Face format.") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelError(f"{path} cannot be read: {error}.") from error
-    if not isinstance(config, Mapping):
-        raise ModelError(f"{path} holds no JSON object.")
-    return ModelSpec.from_config_json(config)
+    return ModelSpec.from_config_json(read_config(folder))

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from twinpool.clock import Clock
-from twinpool.engine.sampler import mix_seed, stop_ids
+from twinpool.engine.sampler import mix_seed
 from twinpool.engine.text import StreamDecoder, Tokenizer
 from twinpool.errors import BadRequest, RequestError
 from twinpool.loop import Loop
@@ -251,7 +251,7 @@ class Engine:
         stream = self._streams.get(request.rid)
         if stream is None:
             return None
-        ends = stop_ids(request.params, request.eos_token_ids)
+        ends = request.end_tokens
         was_stopped = stream.stopped
         text = stream.push(token for token in delta.tokens if token not in ends)
         finish = delta.finish

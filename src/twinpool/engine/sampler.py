@@ -9,7 +9,6 @@ of the model's own logits, before all of the above, as the OpenAI API reports th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,11 +37,6 @@ def uniform(seed: int, position: int) -> float:
     """The number in [0, 1) that decides the token at output `position` of a request with `seed`."""
     # Hashed twice so that neighbouring seeds and neighbouring positions do not meet on one diagonal.
     return float(mix_seed(mix_seed(seed & _MASK_64, 0), position) >> 11) * 2.0**-53
-
-
-def stop_ids(params: SamplingParams, eos_token_ids: Iterable[int]) -> frozenset[int]:
-    """Tokens that end the request: its own stop tokens, and the model's end tokens unless they are ignored."""
-    return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_token_ids))
 
 
 class SeenTokens:
@@ -105,7 +99,7 @@ class RowState:
         return RowState(
             params=params,
             seed=params.seed,
-            stop=np.array(sorted(stop_ids(params, joined.eos_token_ids)), np.int64),
+            stop=np.array(sorted(params.end_tokens(joined.eos_token_ids)), np.int64),
             bias_ids=np.array([token for token, _ in params.logit_bias], np.int64),
             bias=np.array([value for _, value in params.logit_bias], np.float32),
             seen=seen,

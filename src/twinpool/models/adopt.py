@@ -12,7 +12,6 @@ arithmetic on a small model: docs/lab-notes.md, "Kernels").
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from twinpool.errors import ModelError
 from twinpool.models.attention.layer import adopt_attention
 from twinpool.models.blocks import Linear, adopt_mlp, adopt_norm
 from twinpool.models.bound import BoundMemory, Step
+from twinpool.models.config_file import read_config
 from twinpool.models.gdn.layer import adopt_gdn
 from twinpool.models.step_batch import MemoryViews, StepBatch
 from twinpool.models.weights import assign_weights, read_weights
@@ -120,7 +120,7 @@ def load_model(folder: Path, *, dtype: str, device: str = "cpu", context_len: in
     context_len: positions the rotary table covers, max_position_embeddings by default. Raises ModelError if the architecture is
     not adopted, or weights are missing, unknown, unreadable or of another shape than config.json says.
     """
-    config_json = _read_config(folder)
+    config_json = read_config(folder)
     source = _source_of(config_json)
     module = importlib.import_module(f"{source.module}.modeling_{source.module.rsplit('.', 1)[-1]}")
     config_module = importlib.import_module(f"{source.module}.configuration_{source.module.rsplit('.', 1)[-1]}")
@@ -137,19 +137,6 @@ def load_model(folder: Path, *, dtype: str, device: str = "cpu", context_len: in
         )
         weight_bytes = _adopt_layers(model, table)
     return AdoptedModel(model.eval(), weight_bytes=weight_bytes, device=place)
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ModelError(f"{folder} has no config.json: --model-path takes a folder in Hugging Face format.") from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}.") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{path} holds no JSON object.")
-    return config
 
 
 def _source_of(config: Mapping[str, Any]) -> Source:

@@ -43,10 +43,9 @@ def _accept(book: Book, sequence: Sequence, token: int, logprob: TokenLogprob | 
     if request.first_token_s is None:
         request.first_token_s = book.clock.now_s()
     book.tell(Delta(request, (token,), (logprob,) if logprob is not None else ()))
-    params = request.params
-    if token in params.stop_token_ids or (not params.ignore_eos and token in request.eos_token_ids):
+    if token in request.end_tokens:
         sequence.finish = Finish("stop", matched=token)
-    elif request.n_output >= params.max_tokens:
+    elif request.n_output >= request.params.max_tokens:
         sequence.finish = Finish("length")
 
 
