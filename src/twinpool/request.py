@@ -90,11 +90,13 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Why a request ended: reason 'stop' (matched tells by what), 'length', 'abort' or 'error' (message says which)."""
+    """Why a request ended: reason 'stop' (matched tells by what), 'length', 'abort' or 'error' (message says which; out_of_memory: KV
+    ran out although the request was alone)."""
 
     reason: str
     matched: int | str | None = None
     message: str = ""
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -169,6 +169,7 @@ class Scheduler:
         capacity_tokens = book.pages.count * self.shape.page_size
         sequence.finish = Finish(
             "error",
+            out_of_memory=True,
             message=(
                 "Out of memory even after retracting all other requests in the decode batch. Aborting the last request. "
                 f"It has {request.n_tokens} tokens and needs one more, the KV pool holds {capacity_tokens}: ask for at most "

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from twinpool.engine.core import Output
+from twinpool.errors import OutOfMemory
 from twinpool.request import Finish, Request
 from twinpool.server.bridge import Stream
 from twinpool.server.http_errors import GenerationFailed
@@ -26,9 +27,10 @@ class Answer:
     finish: Finish | None = None
 
     def add(self, output: Output) -> None:
-        """The next output. Raises GenerationFailed if it says that the sequence could not be completed."""
+        """The next output. Raises OutOfMemory or GenerationFailed if it says that the sequence could not be completed."""
         if output.finish is not None and output.finish.reason not in ("stop", "length"):
-            raise GenerationFailed(output.finish.message or f"the request ended with '{output.finish.reason}'.")
+            refusal = OutOfMemory if output.finish.out_of_memory else GenerationFailed
+            raise refusal(output.finish.message or f"the request ended with '{output.finish.reason}'.")
         self.text += output.text
         self.tokens.extend(output.tokens)
         self.logprobs.extend(output.logprobs)
@@ -38,7 +40,7 @@ class Answer:
 async def collect(job: Job) -> list[Answer]:
     """All sequences of a job to their ends.
 
-    Raises GenerationFailed or what the engine failed with; then all are cancelled.
+    Raises OutOfMemory, GenerationFailed or what the engine failed with; then all are cancelled.
     """
     try:
         return list(await asyncio.gather(*(_whole(stream) for stream in job.streams)))

@@ -143,6 +143,7 @@ def test_the_last_request_that_runs_out_is_told_what_fits() -> None:
         "Out of memory even after retracting all other requests in the decode batch. Aborting the last request."
     )
     assert "at most 16 tokens" in request.finish.message
+    assert request.finish.out_of_memory
     assert said(request) == expected_output([1, 2, 3, 4], 100, ignore_eos=True)[: len(said(request))]
 
 
