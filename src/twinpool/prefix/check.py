@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from twinpool.prefix.evict import Evictor
-from twinpool.prefix.node import TOKEN_BYTES, Node
+from twinpool.prefix.node import NO_PAGES, TOKEN_BYTES, Node
 
 
 def check_tree(root: Node, evictor: Evictor, page_bytes: int) -> None:
     """Assert structure, ownership and counters of the tree under `root`. Cost grows with the tree."""
-    pages: list[int] = []
+    edges = [NO_PAGES]
     states: dict[int, Node] = {}
     evictable_pages = evictable_slots = n_nodes = 0
     offered = {id(node) for key, _, node in evictor._heap if node.heap_key is key}
@@ -28,16 +30,18 @@ def check_tree(root: Node, evictor: Evictor, page_bytes: int) -> None:
         assert len(node.key) == len(node.pages) * page_bytes
         assert 0 <= node.state_lock <= node.lock, "a state is locked and its KV is not"
         assert not (node.state_lock and not node.state), "a locked state is gone"
-        pages.extend(int(page) for page in node.pages)
+        edges.append(node.pages)
         evictable_pages += len(node.pages) * (not node.lock)
         if node.state:
             assert node.state not in states, "two nodes own one slot"
             states[node.state] = node
             evictable_slots += not node.state_lock
         assert not node.is_evictable_leaf or id(node) in offered, "an evictable leaf is not in the eviction order"
-    assert len(set(pages)) == len(pages), "two nodes own one page"
-    assert not any(evictor._pages.is_free(page) for page in pages), "a cached page is in the free ring"
-    assert not any(evictor._slots.is_free(slot) for slot in states), "a cached slot is in the free ring"
+    pages = np.concatenate(edges)
+    slots = np.fromiter(states, np.int32)
+    assert len(np.unique(pages)) == len(pages), "two nodes own one page"
+    assert not evictor.pages.n_free_among(pages), "a cached page is in the free ring"
+    assert not evictor.slots.n_free_among(slots), "a cached slot is in the free ring"
     assert set(evictor.states) == set(states.values())
     assert n_nodes == evictor.n_nodes
     assert (evictable_pages, len(pages) - evictable_pages) == (evictor.evictable_pages, evictor.protected_pages)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from twinpool.errors import ConfigError
 from twinpool.memory.pools import Pool
 from twinpool.prefix.ghosts import Ghosts
-from twinpool.prefix.node import Node
+from twinpool.prefix.node import TOKEN_BYTES, Node
 
 # --radix-eviction-policy: the leaf with the smallest key goes first.
 POLICIES: dict[str, Callable[[Node], tuple[int, ...]]] = {
@@ -29,9 +29,9 @@ class Evictor:
     def __init__(self, *, pages: Pool, slots: Pool, ghosts: Ghosts, policy: str, page_size: int) -> None:
         if policy not in POLICIES:
             raise ConfigError(f"--radix-eviction-policy {policy} is not one of {', '.join(POLICIES)}.")
-        self._pages, self._slots, self._ghosts = pages, slots, ghosts
+        self.pages, self.slots, self._ghosts = pages, slots, ghosts
         self._key = POLICIES[policy]
-        self._page_bytes = page_size * 4
+        self._page_bytes = page_size * TOKEN_BYTES
         self._page_size = page_size
         self._heap: list[tuple[tuple[int, ...], int, Node]] = []
         self._n_pushed = 0
@@ -61,27 +61,27 @@ class Evictor:
 
     def room_pages(self, n: int) -> bool:
         """Evict leaves until `n` pages are free; False, with nothing evicted, if that cannot be."""
-        if self._pages.available + self.evictable_pages < n:
+        if self.pages.available + self.evictable_pages < n:
             return False
-        while self._pages.available < n:
+        while self.pages.available < n:
             self._evict_next_leaf()
         return True
 
     def room_slots(self, n: int) -> bool:
         """Evict states until `n` slots are free; False, with nothing evicted, if that cannot be."""
-        if self._slots.available + self.evictable_slots < n:
+        if self.slots.available + self.evictable_slots < n:
             return False
-        while self._slots.available < n:
+        while self.slots.available < n:
             self._evict_next_state()
         return True
 
     def evict(self, *, pages: int = 0, slots: int = 0) -> None:
         """Free `pages` pages and `slots` slots more (collateral counts), as far as there is anything to evict."""
-        target_pages = min(self._pages.available + pages, self._pages.available + self.evictable_pages)
-        target_slots = min(self._slots.available + slots, self._slots.available + self.evictable_slots)
-        while self._pages.available < target_pages:
+        target_pages = min(self.pages.available + pages, self.pages.available + self.evictable_pages)
+        target_slots = min(self.slots.available + slots, self.slots.available + self.evictable_slots)
+        while self.pages.available < target_pages:
             self._evict_next_leaf()
-        while self._slots.available < target_slots:
+        while self.slots.available < target_slots:
             self._evict_next_state()
 
     def drop_state(self, node: Node) -> None:
@@ -89,7 +89,7 @@ class Evictor:
         del self.states[node]
         self.evictable_slots -= 1
         self.evicted_states_total += 1
-        self._slots.free((node.state,))
+        self.slots.free((node.state,))
         node.state, node.state_gone = 0, True
 
     def _evict_next_leaf(self) -> None:
@@ -115,7 +115,11 @@ class Evictor:
         assert parent is not None
         if node.state:
             self.drop_state(node)
-        self._pages.free(node.pages)
+        # A use of a node is a use of everything above it. That is written down here, where it first matters: not with each use.
+        parent.last_access = max(parent.last_access, node.last_access)
+        parent.priority = max(parent.priority, node.priority)
+        parent.hits += node.hits
+        self.pages.free(node.pages)
         self.evictable_pages -= len(node.pages)
         self.evicted_tokens_total += len(node.pages) * self._page_size
         self.n_nodes -= 1

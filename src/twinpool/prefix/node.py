@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,7 @@ class Node:
     key: the edge's tokens as bytes; depth: tokens from the root to its end; pages: int32 [len / page_size], owned by the tree.
     state: checkpoint slot, 0 for none (slot 0 is padding and never handed out); state_gone: it had one, which was evicted.
     lock: requests whose prefix includes this edge; state_lock: requests that resumed from this very state.
+    last_access, hits, priority: of uses that ended at this node or at evicted ones below it (reference 4.10).
     """
 
     __slots__ = (
@@ -58,16 +59,14 @@ class Node:
         return not self.children and not self.lock and self.parent is not None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Lock:
+class Lock(NamedTuple):
     """A receipt: what was locked, and so what unlocking gives back."""
 
     node: Node
     holds_state: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Match:
+class Match(NamedTuple):
     """What the tree knows of a key, in tokens.
 
     kv_len: KV matched, ignoring states; resume_len: up to the deepest checkpoint on the way, which is what is reused;
@@ -83,8 +82,7 @@ class Match:
     reuse: Reuse
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Inserted:
+class Inserted(NamedTuple):
     """Result of an insert. existing_len: tokens that were there already; freed_pages: the caller's duplicates of them, to be freed;
     state_taken: whether the tree took the slot (False: the node has a state already); pages: the tree's page ids for the whole
     prefix (int32)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from twinpool.memory.pools import Pool
+from twinpool.prefix import locks
 from twinpool.prefix.check import check_tree
 from twinpool.prefix.evict import Evictor
 from twinpool.prefix.ghosts import Ghosts, attribute
@@ -44,11 +45,7 @@ class PrefixTree:
             pages=pages, slots=slots, ghosts=self._ghosts, policy=eviction_policy, page_size=page_size
         )
         self._now = 0
-        self.root = self._new_root()
-
-    @staticmethod
-    def _new_root() -> Node:
-        return Node(key=b"", depth=0, pages=NO_PAGES, parent=None, now=0)
+        self.root = Node(key=b"", depth=0, pages=NO_PAGES, parent=None, now=0)
 
     # Counts of what the tree holds: pages and slots.
     @property
@@ -164,44 +161,15 @@ class PrefixTree:
 
     def lock(self, node: Node) -> Lock:
         """Protect the KV of the whole path and the state of `node` itself (reference 4.9)."""
-        evictor, step = self._evictor, node
-        while step.parent is not None:
-            if not step.lock:
-                evictor.evictable_pages -= len(step.pages)
-                evictor.protected_pages += len(step.pages)
-            step.lock += 1
-            step = step.parent
-        holds_state = node.state != 0
-        if holds_state:
-            if not node.state_lock:
-                evictor.evictable_slots -= 1
-                evictor.protected_slots += 1
-            node.state_lock += 1
-        return Lock(node, holds_state)
+        return locks.take(self._evictor, node, below=self.root)
 
     def unlock(self, lock: Lock) -> None:
         """Give back exactly what `lock` took."""
-        evictor, node = self._evictor, lock.node
-        if lock.holds_state:
-            node.state_lock -= 1
-            if not node.state_lock:
-                evictor.evictable_slots += 1
-                evictor.protected_slots -= 1
-        step = node
-        while step.parent is not None:
-            step.lock -= 1
-            if not step.lock:
-                evictor.evictable_pages += len(step.pages)
-                evictor.protected_pages -= len(step.pages)
-            step = step.parent
-        if node.is_evictable_leaf:
-            evictor.offer(node)
+        locks.give_back(self._evictor, lock)
 
     def relock(self, lock: Lock, node: Node) -> Lock:
-        """Move a lock to a node further down, without a moment in which neither is protected."""
-        new = self.lock(node)
-        self.unlock(lock)
-        return new
+        """Move a lock, without a moment in which neither place is protected; cheap when `node` is further down the same path."""
+        return locks.move(self._evictor, lock, node, root=self.root)
 
     def room_pages(self, n: int) -> bool:
         """Evict KV until `n` pages are free; False, with nothing evicted, if that cannot be."""
@@ -227,7 +195,8 @@ class PrefixTree:
                 self._slots.free((node.state,))
         self._evictor.forget_all()
         self._ghosts.clear()
-        self.root = self._new_root()
+        self.root.children.clear()
+        self.root.ghosts.clear()
 
     def check(self) -> None:
         """Assert every invariant from scratch (tests after each step, the server when idle)."""
@@ -251,15 +220,11 @@ class PrefixTree:
         return node
 
     def _touch(self, node: Node) -> None:
-        """`node` was used: its state becomes the most recent one, its path's KV is refreshed; deeper nodes are not."""
+        """`node` was used: its state becomes the most recent one, its path's KV is refreshed (by eviction, when it gets there)."""
         self._now += 1
-        now = self._now
+        node.last_access = self._now
+        node.hits += 1
         if node.state:
             self._evictor.states.move_to_end(node)
-        step: Node | None = node
-        while step is not None:
-            step.last_access = now
-            step.hits += 1
-            step = step.parent
         if node.is_evictable_leaf:
             self._evictor.offer(node)

@@ -10,10 +10,11 @@ from twinpool.prefix.node import TOKEN_BYTES, Node
 def common_bytes(edge: bytes, key: bytes, offset: int, limit: int) -> int:
     """Length of the longest common prefix of `edge` and key[offset:limit], in bytes (a whole number of tokens)."""
     n = min(len(edge), limit - offset) // TOKEN_BYTES
-    ours = np.frombuffer(edge, np.int32, n)
-    theirs = np.frombuffer(key, np.int32, n, offset)
-    differ = np.flatnonzero(ours != theirs)
-    return (int(differ[0]) if len(differ) else n) * TOKEN_BYTES
+    if not n:
+        return 0
+    differ = np.frombuffer(edge, np.int32, n) != np.frombuffer(key, np.int32, n, offset)
+    first = int(differ.argmax())
+    return (first if differ[first] else n) * TOKEN_BYTES
 
 
 def walk(root: Node, key: bytes, limit: int, page_bytes: int) -> tuple[list[Node], int, Node | None, int]:
@@ -50,7 +51,7 @@ def split(child: Node, at_bytes: int, page_bytes: int) -> Node:
         parent=parent,
         now=child.last_access,
     )
-    upper.lock, upper.hits, upper.priority, upper.created = child.lock, child.hits, child.priority, child.created
+    upper.lock, upper.created = child.lock, child.created
     parent.children[child.key[:page_bytes]] = upper
     child.key = child.key[at_bytes:]
     child.pages = child.pages[n_pages:]
