@@ -13,36 +13,51 @@ from twinpool.prefix.walk import common_bytes
 from twinpool.request import Reuse
 from twinpool.units import round_down
 
-# Evicted tokens that are remembered (16 MiB of keys); the oldest are forgotten first.
-GHOST_TOKENS = 4 << 20
+# Evicted keys that are remembered; the oldest are forgotten first. Each is charged for its object and its place in a dict, too.
+GHOST_BYTES, _OVERHEAD_BYTES = 16 << 20, 256
 
 
 class Ghosts:
     """Evicted edges, hung where they were: a ghost under a live node, or under the ghost of its parent."""
 
-    def __init__(self, limit_tokens: int = GHOST_TOKENS) -> None:
-        self._limit_bytes = limit_tokens * TOKEN_BYTES
+    def __init__(self, limit_bytes: int = GHOST_BYTES) -> None:
+        self._limit_bytes = limit_bytes
         self._bytes = 0
         self._age: deque[tuple[dict[bytes, Ghost], bytes, Ghost]] = deque()
 
     def remember(self, parent: Node, first_page: bytes, evicted: Node) -> None:
         """`evicted` has just left `parent`; what was already a ghost below it comes along."""
-        ghost = Ghost(evicted.key, evicted.ghosts)
-        parent.ghosts[first_page] = ghost
-        self._age.append((parent.ghosts, first_page, ghost))
-        self._bytes += len(ghost.key)
-        while self._bytes > self._limit_bytes:
-            home, key, oldest = self._age.popleft()
-            self._bytes -= len(oldest.key)
-            if home.get(key) is oldest:
-                del home[key]
+        self._hang(parent.ghosts, first_page, Ghost(evicted.key, evicted.ghosts))
 
-    @staticmethod
-    def revive(parent: Node, first_page: bytes, inserted: Node) -> None:
-        """`inserted` is back under `parent`: its ghost goes, and hands the ghosts below it on if it is the very same edge."""
-        ghost = parent.ghosts.pop(first_page, None)
-        if ghost is not None and ghost.key == inserted.key:
-            inserted.ghosts = ghost.children
+    def _hang(self, home: dict[bytes, Ghost], first_page: bytes, ghost: Ghost) -> None:
+        home[first_page] = ghost
+        self._age.append((home, first_page, ghost))
+        self._bytes += len(ghost.key) + _OVERHEAD_BYTES
+        while self._bytes > self._limit_bytes:
+            home, first_page, oldest = self._age.popleft()
+            self._bytes -= len(oldest.key) + _OVERHEAD_BYTES
+            if home.get(first_page) is oldest:
+                del home[first_page]
+
+    def revive(self, parent: Node, inserted: Node, page_bytes: int) -> None:
+        """`inserted` is back under `parent`: ghosts along its edge go, those past its end hang below it from now on."""
+        key, position, ghosts = inserted.key, 0, parent.ghosts
+        while ghosts:
+            ghost = ghosts.pop(key[position : position + page_bytes], None)
+            if ghost is None:
+                return
+            shared = common_bytes(ghost.key, key, position, len(key)) // page_bytes * page_bytes
+            position += shared
+            if position == len(key):
+                if shared == len(ghost.key):
+                    inserted.ghosts = ghost.children
+                else:
+                    rest = ghost.key[shared:]
+                    self._hang(inserted.ghosts, rest[:page_bytes], Ghost(rest, ghost.children))
+                return
+            if shared < len(ghost.key):
+                return
+            ghosts = ghost.children
 
     @staticmethod
     def evicted_tokens(node: Node, key: bytes, position: int, page_bytes: int) -> int:

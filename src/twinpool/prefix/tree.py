@@ -212,9 +212,8 @@ class PrefixTree:
         node = Node(
             key=key, depth=parent.depth + len(key) // TOKEN_BYTES, pages=pages.copy(), parent=parent, now=self._now + 1
         )
-        first_page = key[: self._page_bytes]
-        parent.children[first_page] = node
-        Ghosts.revive(parent, first_page, node)
+        parent.children[key[: self._page_bytes]] = node
+        self._ghosts.revive(parent, node, self._page_bytes)
         self._evictor.n_nodes += 1
         self._evictor.evictable_pages += len(pages)
         return node
