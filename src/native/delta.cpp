@@ -37,12 +37,11 @@ template <class T>
 void prepare(const Gdn& layer, int64_t token, const T* mixed, const T* b, const T* a, const Prepared& out) {
     int keys = layer.key_heads * layer.key_dim;
     float scale = 1.0f / std::sqrt(float(layer.key_dim));
-    const T* row = mixed;
     for (int h = 0; h < layer.key_heads; ++h) {
         float* k = out.keys + (token * layer.key_heads + h) * 2 * out.dim;
         float* q = k + out.dim;
-        normalise(row + h * layer.key_dim, layer.key_dim, out.dim, scale, q);
-        normalise(row + keys + h * layer.key_dim, layer.key_dim, out.dim, 1.0f, k);
+        normalise(mixed + h * layer.key_dim, layer.key_dim, out.dim, scale, q);
+        normalise(mixed + keys + h * layer.key_dim, layer.key_dim, out.dim, 1.0f, k);
         v16 dot = splat(0);
         for (int i = 0; i < out.dim; i += 16) dot = fma(load(k + i), load(q + i), dot);
         out.overlap[token * layer.key_heads + h] = sum(dot);
@@ -54,21 +53,6 @@ void prepare(const Gdn& layer, int64_t token, const T* mixed, const T* b, const 
     }
 }
 
-// Lane r of the result is the sum of row r, halves first.
-inline v16 row_sums(v16 (&m)[16]) {
-    for (int width = 8; width; width /= 2) {
-        i16x32 low, high;
-        for (int i = 0; i < 16; ++i) {
-            bool upper = i & width;
-            low[i] = upper ? 16 + i - width : i;
-            high[i] = upper ? 16 + i : i + width;
-        }
-        for (int i = 0; i < width; ++i)
-            m[i] = __builtin_shuffle(m[i], m[i + width], low) + __builtin_shuffle(m[i], m[i + width], high);
-    }
-    return m[0];
-}
-
 // The last token's update, not yet in the state: state = round(state * decay + delta key).
 struct Update {
     float decay;
@@ -76,65 +60,86 @@ struct Update {
     const float* key;
 };
 
-// One pass over up to sixteen rows of a head's state [rows][dim], which stay in the first-level cache: finish the last token's
-// update (WRITE) and take the next token's two products with what results (READ). Token by token the arithmetic is that of one
-// token alone: the fusion only saves a trip through the cache. NV: vectors a row, 0 if dim is not 16 * NV.
-template <class S, int NV, bool WRITE, bool READ>
-inline void pass(S* state, int rows, int dim, const Update& last, const float* key, const float* query, v16 (&with_key)[16],
-                 v16 (&with_query)[16]) {
+// R rows of a head's state [..][dim]: finish the last token's update (WRITE) and take the next token's two products with what
+// results (READ). Token by token the arithmetic is that of one token alone: the fusion only saves a trip through the cache.
+// NV: vectors a row, 0 if dim is not 16 * NV.
+template <class S, int NV, int R, bool WRITE, bool READ>
+inline void pass_rows(S* state, int dim, const Update& last, int first, const float* key, const float* query, v16* with_key,
+                      v16* with_query) {
     int nv = NV ? NV : (dim + 15) / 16;
-    v16 decay = splat(last.decay);
-    for (int r = 0; r < rows; ++r) {
-        S* row = state + int64_t(r) * dim;
-        v16 delta = splat(last.delta[r]);
-        v16 k = splat(0), q = splat(0);
+    v16 decay = splat(last.decay), delta[R], k[R], q[R];
 #pragma GCC unroll 8
-        for (int i = 0; i < nv; ++i) {
-            int n = NV ? 16 : dim - 16 * i;
-            v16 s = load_some(row + 16 * i, n);
+    for (int r = 0; r < R; ++r) delta[r] = splat(last.delta[first + r]), k[r] = q[r] = splat(0);
+#pragma GCC unroll 8
+    for (int i = 0; i < nv; ++i) {
+        int n = NV ? 16 : dim - 16 * i;
+        v16 old_key = WRITE ? load(last.key + 16 * i) : splat(0);
+        v16 new_key = READ ? load(key + 16 * i) : splat(0), new_query = READ ? load(query + 16 * i) : splat(0);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            S* at = state + int64_t(first + r) * dim + 16 * i;
+            v16 s = load_some(at, n);
             if (WRITE) {
-                s = rounded<S>(fma(delta, load(last.key + 16 * i), s * decay));
-                store_some(row + 16 * i, s, n);
+                s = rounded<S>(fma(delta[r], old_key, s * decay));
+                store_some(at, s, n);
             }
             if (READ) {
-                k = fma(s, load(key + 16 * i), k);
-                q = fma(s, load(query + 16 * i), q);
+                k[r] = fma(s, new_key, k[r]);
+                q[r] = fma(s, new_query, q[r]);
             }
         }
-        if (READ) with_key[r] = k, with_query[r] = q;
     }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+        if (READ) with_key[first + r] = k[r], with_query[first + r] = q[r];
 }
 
-// Tokens [from, to) of the packed axis on rows [first, first + n) of one head's state.
+template <class S, int NV, bool WRITE, bool READ>
+inline void pass(S* state, int rows, int dim, const Update& last, const float* key, const float* query, v16* with_key,
+                 v16* with_query) {
+    int r = 0;
+    for (; r + 4 <= rows; r += 4) pass_rows<S, NV, 4, WRITE, READ>(state, dim, last, r, key, query, with_key, with_query);
+    for (; r < rows; ++r) pass_rows<S, NV, 1, WRITE, READ>(state, dim, last, r, key, query, with_key, with_query);
+}
+
+constexpr int BLOCKS = 2;  // of sixteen rows, side by side: one's sums are taken while the other's pass runs
+
+// Tokens [from, to) of the packed axis on rows [first, first + rows) of one head's state, at most 16 * BLOCKS.
 template <class T, class S, int NV>
-void recur(const Gdn& layer, const Prepared& p, const T* mixed, int64_t ldm, int head, int first, int n, int64_t from, int64_t to,
-           S* state, T* o) {
-    int key_head = head / (layer.value_heads / layer.key_heads);
+void recur(const Gdn& layer, const Prepared& p, const T* mixed, int64_t ldm, int head, int first, int rows, int64_t from,
+           int64_t to, S* state, T* o) {
+    int key_head = head / (layer.value_heads / layer.key_heads), dim = layer.key_dim;
     int column = head * layer.value_dim + first;
-    const T* values = mixed + 2 * layer.key_heads * layer.key_dim + column;
-    Update last{};
+    const T* values = mixed + 2 * layer.key_heads * dim + column;
+    Update last[BLOCKS] = {};
     v16 with_key[16], with_query[16];
     for (int64_t t = from; t < to; ++t) {
         const float* key = p.keys + (t * layer.key_heads + key_head) * 2 * p.dim;
-        for (int r = n; r < 16; ++r) with_key[r] = with_query[r] = splat(0);
-        if (t == from) pass<S, NV, false, true>(state, n, layer.key_dim, last, key, key + p.dim, with_key, with_query);
-        else pass<S, NV, true, true>(state, n, layer.key_dim, last, key, key + p.dim, with_key, with_query);
         v16 decay = splat(p.decay[t * layer.value_heads + head]), beta = splat(p.beta[t * layer.value_heads + head]);
-        v16 remembered = row_sums(with_key) * decay;
-        v16 delta = (load_some(values + t * ldm, n) - remembered) * beta;
         v16 overlap = splat(p.overlap[t * layer.key_heads + key_head]);
-        store_some(o + t * layer.values() + column, fma(delta, overlap, row_sums(with_query) * decay), n);
-        last.decay = p.decay[t * layer.value_heads + head];
-        store(last.delta, delta);
-        last.key = key;
+        for (int b = 0; b * 16 < rows; ++b) {
+            int n = std::min(16, rows - b * 16);
+            S* block = state + int64_t(b) * 16 * dim;
+            for (int r = n; r < 16; ++r) with_key[r] = with_query[r] = splat(0);
+            if (t == from) pass<S, NV, false, true>(block, n, dim, last[b], key, key + p.dim, with_key, with_query);
+            else pass<S, NV, true, true>(block, n, dim, last[b], key, key + p.dim, with_key, with_query);
+            v16 remembered = row_sums(with_key) * decay;
+            v16 delta = (load_some(values + t * ldm + b * 16, n) - remembered) * beta;
+            store_some(o + t * layer.values() + column + b * 16, fma(delta, overlap, row_sums(with_query) * decay), n);
+            last[b].decay = p.decay[t * layer.value_heads + head];
+            store(last[b].delta, delta);
+            last[b].key = key;
+        }
     }
-    if (to > from) pass<S, NV, true, false>(state, n, layer.key_dim, last, nullptr, nullptr, with_key, with_query);
+    for (int b = 0; to > from && b * 16 < rows; ++b)
+        pass<S, NV, true, false>(state + int64_t(b) * 16 * dim, std::min(16, rows - b * 16), dim, last[b], nullptr, nullptr,
+                                 with_key, with_query);
 }
 
 template <class T, class S, int NV>
 void row_block(const Gdn& layer, const Rows& rows, const SlotView& ssm, const Prepared& p, const T* mixed, int64_t ldm, int row,
                int head, int first, T* o) {
-    int n = std::min(16, layer.value_dim - first);
+    int n = std::min(16 * BLOCKS, layer.value_dim - first);
     int64_t at = (int64_t(head) * layer.value_dim + first) * layer.key_dim;
     S* state = reinterpret_cast<S*>(ssm.at(rows.slots[row])) + at;
     int64_t from = rows.offsets[row], to = rows.offsets[row + 1];
@@ -150,11 +155,11 @@ void row_block(const Gdn& layer, const Rows& rows, const SlotView& ssm, const Pr
 template <class T, class S, int NV>
 void all_blocks(const Gdn& layer, const Rows& rows, const SlotView& ssm, const Prepared& p, const T* mixed, int64_t ldm, T* o) {
     // A long row is cut finely, for balance; a step of many short rows takes whole heads.
-    int span = rows.tokens > 4 * rows.count ? 16 : layer.value_dim;
+    int span = rows.tokens > 4 * rows.count ? 16 * BLOCKS : layer.value_dim;
     int spans = (layer.value_dim + span - 1) / span;
     for_each(rows.count * layer.value_heads * spans, [&](int task) {
         int head = task / spans % layer.value_heads, row = task / spans / layer.value_heads, begin = task % spans * span;
-        for (int first = begin; first < std::min(layer.value_dim, begin + span); first += 16)
+        for (int first = begin; first < std::min(layer.value_dim, begin + span); first += 16 * BLOCKS)
             row_block<T, S, NV>(layer, rows, ssm, p, mixed, ldm, row, head, first, o);
     });
 }

@@ -26,6 +26,7 @@ std::vector<std::pair<int, float>> choose(const float* logits, int n, int top_k,
         sums = sums + load_some(p.data() + i, n - i);
     }
     float total = sum(sums);
+    for (float& weight : p) weight = weight == weight ? weight : 0.0f;  // a row of NaN keeps its NaN in `total`
     std::vector<int> order(static_cast<size_t>(n));
     std::iota(order.begin(), order.end(), 0);
     std::partial_sort(order.begin(), order.begin() + top_k, order.end(),

@@ -57,13 +57,15 @@ void stage_values(const KvView& kv, const int32_t* pages, int head, int first, i
                           : nullptr;
         typename D::B* to = out + key * 16;
         if constexpr (D::STEP == 2) {
-            u32x16 low, high;
-            for (int i = 0; i < 32; ++i) low[i] = uint16_t(i / 2 + 32 * (i % 2)), high[i] = uint16_t(16 + i / 2 + 32 * (i % 2));
+            // Elements of two tokens in turn: the first sixteen of each, and the next.
+            const u32x16 near = {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39,
+                                 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+            const u32x16 far = near + 16;
             for (int s = 0; s < strips; s += 2) {
                 int bytes = (kv.dim - s * 16) * 2;
                 u32x16 a = from[0] ? (u32x16)load_bytes(from[0] + s * 16, bytes) : u32x16{};
                 u32x16 b = from[1] ? (u32x16)load_bytes(from[1] + s * 16, bytes) : u32x16{};
-                u32x16 first_half = __builtin_shuffle(a, b, low), second_half = __builtin_shuffle(a, b, high);
+                u32x16 first_half = __builtin_shuffle(a, b, near), second_half = __builtin_shuffle(a, b, far);
                 memcpy(to + int64_t(s) * KEYS * 16, &first_half, 64);
                 if (s + 1 < strips) memcpy(to + int64_t(s + 1) * KEYS * 16, &second_half, 64);
             }

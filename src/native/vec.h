@@ -193,23 +193,39 @@ inline v16 exp(v16 x) {
 inline v16 sigmoid(v16 x) { return splat(1.0f) / (splat(1.0f) + exp(-x)); }
 inline v16 silu(v16 x) { return x / (splat(1.0f) + exp(-x)); }
 
+// Exchange of lane blocks of W between two rows, the step that transposes: `low` keeps a's lanes without bit W and puts b's there
+// beside them; `high` is what is left. The masks are constants, not computed.
+template <int W>
+constexpr int32_t low_lane(int i) { return i & W ? 16 + i - W : i; }
+template <int W>
+constexpr int32_t high_lane(int i) { return i & W ? 16 + i : i + W; }
+// The sixteen lanes of a constant mask, from a constexpr function of the lane.
+#define TP_LANES(f) f(0), f(1), f(2), f(3), f(4), f(5), f(6), f(7), f(8), f(9), f(10), f(11), f(12), f(13), f(14), f(15)
+template <int W>
+inline v16 low(v16 a, v16 b) { return __builtin_shuffle(a, b, i16x32{TP_LANES(low_lane<W>)}); }
+template <int W>
+inline v16 high(v16 a, v16 b) { return __builtin_shuffle(a, b, i16x32{TP_LANES(high_lane<W>)}); }
+
 // Rows become columns: sixteen vectors as a 16 x 16 matrix.
+template <int W = 8>
 inline void transpose(v16 (&m)[16]) {
-    v16 t[16];
-    for (int width = 8; width; width /= 2) {
-        i16x32 low, high;
-        for (int i = 0; i < 16; ++i) {
-            bool upper = i & width;
-            low[i] = upper ? 16 + i - width : i;
-            high[i] = upper ? 16 + i : i + width;
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i)
+        if (!(i & W)) {
+            v16 a = m[i], b = m[i + W];
+            m[i] = low<W>(a, b);
+            m[i + W] = high<W>(a, b);
         }
-        for (int i = 0; i < 16; ++i)
-            if (!(i & width)) {
-                t[i] = __builtin_shuffle(m[i], m[i + width], low);
-                t[i + width] = __builtin_shuffle(m[i], m[i + width], high);
-            }
-        for (int i = 0; i < 16; ++i) m[i] = t[i];
-    }
+    if constexpr (W > 1) transpose<W / 2>(m);
+}
+
+// Lane r of the result is the sum of row r, halves first. m is used up.
+template <int W = 8>
+inline v16 row_sums(v16 (&m)[16]) {
+#pragma GCC unroll 16
+    for (int i = 0; i < W; ++i) m[i] = low<W>(m[i], m[i + W]) + high<W>(m[i], m[i + W]);
+    if constexpr (W > 1) return row_sums<W / 2>(m);
+    return m[0];
 }
 
 }  // namespace tp
