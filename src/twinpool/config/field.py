@@ -98,12 +98,15 @@ class Option:
         if self.choices and value not in self.choices:
             why = refusal_of_value(self.name, str(value))
             raise ConfigError(why or f"{self.name} {value} is not one of {', '.join(self.choices)}.")
+        if value == "":
+            # Most often a shell variable that is not set; an empty --api-key would leave the server open.
+            raise ConfigError(f"{self.name} is empty: give it a value or leave the flag out.")
         if isinstance(value, int | float) and not isinstance(value, bool):
             self._check_range(value)
 
     def _check_range(self, value: int | float) -> None:
         flag = self.flag
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{self.name} must be a finite number, got {value}.")
         if flag.minus_one:
             if value != -1 and value < 1:
@@ -117,8 +120,13 @@ class Option:
         for fine, words, limit in rules:
             if not fine:
                 raise ConfigError(
-                    f"{self.name} must be {words} {limit:g}, got {format_bytes(value) if flag.size else value}."
+                    f"{self.name} must be {words} {_plain(limit)}, got {format_bytes(value) if flag.size else value}."
                 )
+
+
+def _plain(limit: float | None) -> str:
+    """A limit with all its digits if it is an integer."""
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"
 
 
 @functools.cache

@@ -55,10 +55,14 @@ class ModelOptions:
             "CPU threads of the forward pass; tokens do not depend on it.",
             metavar="N",
             at_least=1,
+            at_most=256,
             default_text="the usable cores",
         ),
     ] = None
-    random_seed: Annotated[int, Flag("Seed of the sampling of requests that bring none.", metavar="N", at_least=0)] = 0
+    random_seed: Annotated[
+        int,
+        Flag("Seed of the sampling of requests that bring none.", metavar="N", at_least=0, at_most=(1 << 63) - 1),
+    ] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
