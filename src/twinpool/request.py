@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -69,7 +70,7 @@ class SamplingParams:
         )
         for name, fine, rule in checks:
             if not fine:
-                raise BadRequest(f"{name}={getattr(self, name)!r}: it {rule}.", field=name)
+                raise BadRequest(f"{name}={reprlib.repr(getattr(self, name))}: it {rule}.", field=name)
         if vocab_size is not None:
             for name, ids in (("logit_bias", [i for i, _ in self.logit_bias]), ("stop_token_ids", self.stop_token_ids)):
                 bad = [i for i in ids if not 0 <= i < vocab_size]

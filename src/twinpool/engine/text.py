@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,12 @@ class Tokenizer:
             eos = frozenset({int(hf_tokenizer.eos_token_id)})
         return Tokenizer(hf_tokenizer, eos_token_ids=eos)
 
+    @cached_property
+    def longest_token_chars(self) -> int:
+        """No token stands for more characters of a text than this (a normalizer may have joined up to three)."""
+        longest = max(map(len, self._fast.get_vocab(with_added_tokens=True)))
+        return longest if self._fast.normalizer is None else 3 * longest
+
     @property
     def has_chat_template(self) -> bool:
         """Whether `render_chat` can work."""
@@ -80,8 +87,6 @@ class Tokenizer:
         """The prompt text of a conversation. Raises BadRequest if there is no template or the template refuses the
         messages.
         """
-        from jinja2 import TemplateError
-
         if not self.has_chat_template:
             raise BadRequest("this model has no chat template: use /v1/completions.", field="messages")
         if not messages:
@@ -95,7 +100,7 @@ class Tokenizer:
                 tools=list(tools) if tools else None,
                 **(template_options or {}),
             )
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
+        except Exception as error:  # A template is a program, and it may fail in any way a program can.
             raise BadRequest(f"the chat template refuses these messages: {error}.", field="messages") from error
         return str(text)
 

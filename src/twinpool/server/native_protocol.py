@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator
@@ -13,6 +15,7 @@ from twinpool.server.protocol import Body, CountTokens, Refused, SamplingBody, S
 
 DEFAULT_NEW_TOKENS = 128
 
+_OWN_NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "logprobs": "top_logprobs_num"}
 _NO_MEDIA = "this server reads text only"
 NATIVE_REFUSED = {
     "image_data": Refused(_NO_MEDIA),
@@ -97,6 +100,20 @@ class GenerateBody(Body):
                 f"there are {n_prompts} prompts and {len(names)} rids: give one rid a prompt.", field="rid"
             )
         return list(names)
+
+    @contextmanager
+    def naming_its_fields(self) -> Iterator[None]:
+        """Within it a BadRequest says this route's names, where the engine's are those of the OpenAI API."""
+        try:
+            yield
+        except BadRequest as error:
+            names = {**_OWN_NAMES, "prompt": "text" if self.text is not None else "input_ids"}
+            if error.field not in names:
+                raise
+            own = names[error.field]
+            # The prompt is called that in sentences on every route; the other names are names of fields.
+            said = str(error) if error.field == "prompt" else str(error).replace(error.field, own)
+            raise BadRequest(said, field=own) from None
 
     def params(self) -> SamplingParams:
         """Sampling as the engine wants it. Raises BadRequest on a value out of range."""

@@ -28,6 +28,12 @@ async def generate(request: Request) -> Response:
     service = service_of(request)
     body = await read(request, GenerateBody, refused=NATIVE_REFUSED)
     service.check_ready()
+    with body.naming_its_fields():
+        return await _generate(request, service, body)
+
+
+async def _generate(request: Request, service: Service, body: GenerateBody) -> Response:
+    """The reply to a body that has been read."""
     prompts, params = body.prompts(), body.params()
     names = [name or uuid.uuid4().hex for name in body.rids(len(prompts))]
     ask = Ask(prompts=prompts, params=params, max_tokens=params.max_tokens, priority=body.priority or 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator
+from pydantic import AfterValidator, Field, PlainValidator
 
 from twinpool.errors import BadRequest
 from twinpool.server.protocol import Body, CountTokens, Refused, SamplingBody, Seed, kind_of
@@ -14,6 +14,12 @@ DEFAULT_COMPLETION_TOKENS = 16
 _NO_TOOLS = "function calling is not done here"
 _NO_GRAMMAR = "constrained decoding is not done here"
 _NO_AUDIO = "this server reads and writes text only"
+# Arguments of the rendering, not variables of the template; a template of the request's would be code of the request's.
+_SERVERS_OWN = frozenset(
+    ("self", "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize",
+     "continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+     "return_assistant_tokens_mask", "tokenizer_kwargs")
+)  # fmt: skip
 _REFUSED_BY_BOTH = {
     "store": Refused("nothing is stored here", (False,)),
     "response_format": Refused(_NO_GRAMMAR + ", ask for JSON in the prompt", ({"type": "text"},)),
@@ -74,6 +80,14 @@ def _content(value: object) -> object:
     return value
 
 
+def _template_options(value: dict[str, Any] | None) -> dict[str, Any] | None:
+    """chat_template_kwargs: variables of the model's template, none of the names that the server gives itself."""
+    taken = sorted(_SERVERS_OWN & set(value or ()))
+    if taken:
+        raise ValueError(f"'{taken[0]}' is not the request's to set, give only variables of the model's chat template")
+    return value
+
+
 class Message(Body):
     """One message. The fields that only other models fill may come back as null or empty, as clients send them."""
 
@@ -126,7 +140,7 @@ class ChatBody(OpenAIBody):
     max_completion_tokens: CountTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, AfterValidator(_template_options)] = None
 
     def wanted_tokens(self) -> int | None:
         """The answer's length limit, None for whatever fits. Raises BadRequest when two limits disagree."""

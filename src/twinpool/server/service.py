@@ -118,8 +118,21 @@ class Service:
             return tokenizer.encode(text, special_tokens=special_tokens)
         return await asyncio.to_thread(tokenizer.encode, text, special_tokens=special_tokens)
 
+    def _check_length(self, text: str) -> None:
+        """Refuse at once what takes seconds to tokenise and is too long however it is cut. Raises BadRequest."""
+        context_len = self.engine.facts.context_len
+        most_characters = context_len * self.engine.tokenizer.longest_token_chars
+        if len(text) > most_characters:
+            raise BadRequest(
+                f"the prompt has {len(text)} characters, and no more than {most_characters} can fit the context of "
+                f"{context_len} tokens: shorten the prompt (server flag --context-length).",
+                field="prompt",
+            )
+
     async def _prepare(self, given: str | list[int], ask: Ask) -> Prompt:
         """One prompt as tokens, with the output length it gets. Raises BadRequest if it can never fit."""
+        if isinstance(given, str):
+            self._check_length(given)
         ids = await self.encode(given, special_tokens=ask.special_tokens) if isinstance(given, str) else given
         if not ids:
             raise BadRequest("the prompt is empty: at least one token is needed.", field="prompt")
