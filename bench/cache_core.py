@@ -2,6 +2,7 @@
 
     python bench/cache_core.py                                     # ours alone
     python bench/cache_core.py --peer PEER_PYTHON PEER_SCRIPT      # both, interleaved, with the ratio
+    python bench/cache_core.py --publish-prefill ...               # prompts are published before decode, too, as both schedulers do
 
 A request is matched, locked, given slots and pages, and released into the tree by the very functions the scheduler uses
 (sched/admission.py, sched/publish.py); no model runs. PEER_SCRIPT is the bookkeeping peer of the reference (its engine path, Rust
@@ -17,19 +18,20 @@ import statistics
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from twinpool.clock import VirtualClock
 from twinpool.memory.pools import Pool
+from twinpool.prefix.checkpoint import prefill_checkpoint
 from twinpool.prefix.tree import PrefixTree
 from twinpool.request import Int32Array, Request, SamplingParams
 from twinpool.sched.admission import try_admit
 from twinpool.sched.book import Book
-from twinpool.sched.publish import pick_track, release
+from twinpool.sched.publish import pick_track, publish_chunk, release
 from twinpool.sched.scheduler import Scheduler
-from twinpool.sched.sequence import Tracked
+from twinpool.sched.sequence import Sequence, Tracked
 from twinpool.sched.shape import SchedulerShape
 from twinpool.units import round_down
 
@@ -47,6 +49,7 @@ class Scenario:
     order: str = "rr"
     page_size: int = 1
     share: float | None = None
+    publish_prefill: bool = False
 
 
 SCENARIOS = (
@@ -108,7 +111,8 @@ def pool_sizes(scenario: Scenario, unique_tokens: int) -> tuple[int, int]:
         return int(unique_tokens * scenario.share), int(scenario.sessions * scenario.turns * scenario.share)
     kv_tokens = int(unique_tokens * 1.02 + (scenario.sessions + 64) * page * 2 + MAX_CONTEXT + 4096)
     slots_per_request = 3 if page > 1 else 1
-    return -(-kv_tokens // page) * page, scenario.sessions * scenario.turns + 3 * (slots_per_request + 1) + 16
+    n_states = scenario.sessions * scenario.turns * (2 if scenario.publish_prefill else 1)
+    return -(-kv_tokens // page) * page, n_states + 3 * (slots_per_request + 1) + 16
 
 
 def build(scenario: Scenario, unique_tokens: int) -> Scheduler:
@@ -127,11 +131,27 @@ def build(scenario: Scenario, unique_tokens: int) -> Scheduler:
     return Scheduler(shape=shape, pages=pages, slots=slots, tree=tree, clock=VirtualClock())
 
 
-def serve(book: Book, rid: int, prompt: Int32Array, output: Int32Array) -> Request:
-    """One request from arrival to release, as sched/ does it, its forward steps left out."""
+def publish_prompt(book: Book, sequence: Sequence) -> None:
+    """Leave the prompt's checkpoints in the tree: one on the grid or at the fork, or (no_buffer) at the fork and at the end."""
+    shape, start, end, fork = book.shape, sequence.planned, sequence.prefill_end, sequence.branching
+    if shape.track_slots:
+        positions = [prefill_checkpoint(start=start, end=end, grid_tokens=GRID, branching=fork)]
+    else:
+        positions = [fork, end] if fork is not None and start < fork < end else [end]
+    for at in positions:
+        if at is None:
+            continue
+        slot = pick_track(book, sequence)
+        assert slot is not None
+        sequence.pending_tracks.discard(slot)
+        sequence.planned = sequence.committed = at
+        sequence.tracked.append(Tracked(at, slot))
+        publish_chunk(book, sequence)
+
+
+def serve(book: Book, request: Request, output: Int32Array, *, publish_prefill: bool) -> None:
+    """One request from the queue to its release, as sched/ does it, its forward steps left out."""
     page = book.shape.page_size
-    params = SamplingParams(max_tokens=len(output), temperature=0.0, ignore_eos=True)
-    request = Request.new(rid=rid, prompt=prompt, params=params)
     book.waiting.push(request)
     sequence = try_admit(book, request)
     assert sequence is not None, "the pools are too small for one request"
@@ -141,6 +161,8 @@ def serve(book: Book, rid: int, prompt: Int32Array, output: Int32Array) -> Reque
     ids = book.pages.alloc(short)
     assert ids is not None
     sequence.add_pages(ids)
+    if publish_prefill:
+        publish_prompt(book, sequence)
     request.tokens[request.prompt_len :] = output
     request.n_tokens = request.prompt_len + len(output)
     sequence.planned = sequence.committed = end
@@ -154,19 +176,20 @@ def serve(book: Book, rid: int, prompt: Int32Array, output: Int32Array) -> Reque
     book.orders.clear()
     book.joined.clear()
     book.left.clear()
-    return request
 
 
 def run_ours(scenario: Scenario) -> dict[str, float]:
     """Requests per second and token hit rate; the pools are checked at the end."""
     traffic = Traffic(scenario)
     scheduler = build(scenario, traffic.unique_tokens)
-    busy_s = n_requests = hit = asked = 0
+    busy_s, n_requests, hit, asked = 0.0, 0, 0, 0
     gc.collect()
     gc.freeze()
     for prompt, output in traffic:
+        params = SamplingParams(max_tokens=len(output), temperature=0.0, ignore_eos=True)
         began_s = time.perf_counter()
-        request = serve(scheduler.book, n_requests, prompt, output)
+        request = Request.new(rid=n_requests, prompt=prompt, params=params)
+        serve(scheduler.book, request, output, publish_prefill=scenario.publish_prefill)
         busy_s += time.perf_counter() - began_s
         n_requests += 1
         hit += request.reuse.reused
@@ -184,6 +207,8 @@ def run_peer(scenario: Scenario, peer: list[str]) -> dict[str, float]:
         *peer, "--sessions", str(scenario.sessions), "--turns", str(scenario.turns), "--order", scenario.order,
         "--page-size", str(scenario.page_size), "--core", "rust", "--path", "engine", "--verify", "--json",
     ]  # fmt: skip
+    if scenario.publish_prefill:
+        command.append("--checkpoint-prefill")
     if scenario.share is not None:
         kv_tokens, n_slots = pool_sizes(scenario, Traffic(scenario).unique_tokens)
         command += ["--kv-tokens", str(kv_tokens), "--state-slots", str(n_slots)]
@@ -197,10 +222,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", nargs=2, metavar=("PYTHON", "SCRIPT"))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--publish-prefill", action="store_true")
     args = parser.parse_args()
     results = {}
     print(f"{'scenario':28} {'twinpool req/s':>14} {'hit':>6} {'reference':>10} {'hit':>6} {'ratio':>6}")
     for scenario in SCENARIOS:
+        scenario = replace(scenario, publish_prefill=args.publish_prefill)
         ours, theirs = [], []
         for _ in range(args.rounds):
             ours.append(run_ours(scenario))
