@@ -101,6 +101,14 @@ def test_a_text_of_ten_megabytes_is_refused_at_once(client: httpx.Client) -> Non
     assert time.monotonic() - start_s < 3
 
 
+def test_a_million_prompts_in_one_body_are_refused_at_once(client: httpx.Client) -> None:
+    reply = client.post("/v1/completions", json={"prompt": ["a"] * 1_000_000, "n": 128, "max_tokens": 1})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "prompt")
+    assert "128000000 sequences" in error["message"]
+    assert "4096" in error["message"]
+
+
 def test_small_replies_do_not_wait_for_delayed_acknowledgements(client: httpx.Client) -> None:
     client.get("/health")
     times_s = []

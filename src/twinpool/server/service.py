@@ -22,6 +22,8 @@ from twinpool.server.stats import EngineStats, declare_labels, set_constants, se
 # Tokenising this many characters takes about a millisecond; longer prompts are tokenised beside the event loop.
 _INLINE_CHARACTERS = 2048
 _ANY_MODEL = "default"
+# One body may hold millions of prompts; each sequence costs memory and time on the event loop before it is queued.
+MAX_SEQUENCES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,13 @@ class Service:
     async def submit(self, ask: Ask) -> Job:
         """Tokenise, check and queue. Raises BadRequest at once for what can never fit, else as Bridge.submit."""
         self.check_ready()
+        n_sequences = len(ask.prompts) * ask.params.n
+        if n_sequences > MAX_SEQUENCES:
+            raise BadRequest(
+                f"the prompt has {len(ask.prompts)} parts and n is {ask.params.n}, {n_sequences} sequences in all, but "
+                f"one request may ask for {MAX_SEQUENCES}: send several requests.",
+                field="prompt",
+            )
         prompts = [await self._prepare(prompt, ask) for prompt in ask.prompts]
         streams = await self.bridge.submit(prompts)
         self.meters.add("sglang:num_requests_total", len(streams))

@@ -257,3 +257,18 @@ def test_importing_config_is_light() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "limit"),
+    [
+        ("threads", "10000", "at most 256"),
+        ("random_seed", "9" * 400, f"at most {(1 << 63) - 1}"),
+        ("api_key", "", "--api-key is empty"),
+        ("served_model_name", "", "--served-model-name is empty"),
+    ],
+)
+def test_values_that_would_only_fail_later(name: str, text: str, limit: str) -> None:
+    option = next(option for option in all_options() if option.field == name)
+    with pytest.raises(ConfigError, match=limit):
+        option.check(option.parse(text))
