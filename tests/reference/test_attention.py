@@ -98,9 +98,7 @@ def test_the_same_bits_cut_anywhere(name, dtypes, length, data) -> None:
     whole, parts = attention_pools(shape, kv), attention_pools(shape, kv)
     out = attend(kernel, step_of(whole, Piece(0, 0, length)), 0, x)
     bounds = (0, cut, cut + 1, length)  # the middle one is a decode step
-    pieces = [
-        attend(kernel, step_of(parts, Piece(0, a, b)), 0, x[a:b]) for a, b in itertools.pairwise(bounds)
-    ]
+    pieces = [attend(kernel, step_of(parts, Piece(0, a, b)), 0, x[a:b]) for a, b in itertools.pairwise(bounds)]
     assert torch.equal(torch.cat(pieces), out)
     assert all(map(torch.equal, cached(whole, 0, length), cached(parts, 0, length)))
 
