@@ -223,10 +223,11 @@ def main() -> None:
     parser.add_argument("--peer", nargs=2, metavar=("PYTHON", "SCRIPT"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--publish-prefill", action="store_true")
+    parser.add_argument("--only", default="", metavar="TEXT", help="scenarios whose name contains TEXT")
     args = parser.parse_args()
     results = {}
     print(f"{'scenario':28} {'twinpool req/s':>14} {'hit':>6} {'reference':>10} {'hit':>6} {'ratio':>6}")
-    for scenario in SCENARIOS:
+    for scenario in (s for s in SCENARIOS if args.only in s.name):
         scenario = replace(scenario, publish_prefill=args.publish_prefill)
         ours, theirs = [], []
         for _ in range(args.rounds):
@@ -243,7 +244,7 @@ def main() -> None:
             line += f" {peer['req_per_s']:10,.0f} {peer['hit_rate']:6.3f} {row['ratio']:6.2f}"
         results[scenario.name] = row
         print(line, flush=True)
-    print(json.dumps({"rounds": args.rounds, "results": results}))
+    print(json.dumps({"rounds": args.rounds, "publish_prefill": args.publish_prefill, "results": results}))
 
 
 if __name__ == "__main__":
