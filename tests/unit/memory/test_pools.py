@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -24,12 +25,32 @@ def test_freed_ids_are_reused_only_after_the_ones_already_free() -> None:
     assert pool.available == 0
 
 
-@pytest.mark.parametrize("wrong", [[1, 1], [6], [0], [4]])
-def test_wrong_frees_are_bugs(wrong) -> None:
+@pytest.mark.parametrize("as_array", [False, True])
+@pytest.mark.parametrize("wrong", [[1, 1], [6], [0], [4], [-1], [-2], [1, 2, 3, 1], [1, 5]])
+def test_wrong_frees_are_bugs(wrong, as_array) -> None:
     pool = Pool(name="slots", first=1, count=5)
     pool.alloc(3)
     with pytest.raises(AssertionError, match="slots"):
-        pool.free(wrong)
+        pool.free(np.array(wrong, np.int32) if as_array else wrong)
+
+
+def test_a_negative_id_is_not_the_last_one() -> None:
+    pool = Pool(name="slots", first=1, count=5)
+    pool.alloc(5)
+    with pytest.raises(AssertionError, match="slots: an id is outside the pool"):
+        pool.free(np.array([-1], np.int32))
+
+
+def test_an_id_named_twice_is_found_where_the_ring_wraps() -> None:
+    pool = Pool(name="slots", first=1, count=5)
+    ids = pool.alloc(5)
+    pool.free(ids[:4])
+    assert pool.alloc(2).tolist() == [1, 2]
+    pool.free(np.array([5, 1], np.int32))
+    assert pool.free_ids().tolist() == [3, 4, 5, 1]
+    pool.alloc(4)
+    with pytest.raises(AssertionError, match="slots: double free"):
+        pool.free(np.array([1, 2, 3, 4, 1], np.int32))
 
 
 def test_arena_regions_do_not_touch() -> None:
@@ -66,11 +87,11 @@ class PoolMachine(RuleBasedStateMachine):
             assert ids.tolist() == [self.model.popleft() for _ in range(n)]
             self.held += ids.tolist()
 
-    @rule(data=st.data())
-    def free(self, data) -> None:
+    @rule(data=st.data(), as_array=st.booleans())
+    def free(self, data, as_array) -> None:
         if self.held:
             ids = data.draw(st.lists(st.sampled_from(self.held), unique=True))
-            self.pool.free(ids)
+            self.pool.free(np.array(ids, np.int32) if as_array else ids)
             self.model.extend(ids)
             self.held = [i for i in self.held if i not in ids]
             assert self.freed[len(self.freed) - len(ids) :] == ids

@@ -72,6 +72,18 @@ def test_a_parent_inherits_uses_and_priority_of_what_was_evicted_below() -> None
         assert small.match(seq(2, base=3), touch=False).kv_len == 0, policy
 
 
+def test_both_halves_of_a_split_are_as_old_as_the_whole() -> None:
+    small = Small(policy="fifo")
+    small.put(seq(6))
+    small.put(seq(3, base=1))
+    small.match(seq(6))
+    small.match([*seq(4), 99])
+    small.tree.evict(pages=1)
+    small.tree.evict(pages=1)
+    assert small.match(seq(3, base=1), touch=False).kv_len == 3
+    assert small.tree.n_nodes == 1
+
+
 def test_locked_memory_is_never_a_victim() -> None:
     small = Small(n_slots=3)
     held = small.tree.lock(chain(small, 4, 9))
