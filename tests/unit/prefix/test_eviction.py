@@ -38,18 +38,17 @@ def test_kv_eviction_goes_up_the_chain_as_parents_become_leaves() -> None:
 
 def test_a_parent_is_as_recent_as_the_newest_use_below_it() -> None:
     small = Small()
-    small.put([*seq(4), 50])
-    small.put([*seq(4), 60])  # a fork: the parent has two children
+    leaves = [small.put([*seq(4), token]).node for token in (50, 60)]
     small.put(seq(3, base=7))
     small.match([*seq(4), 60])
-    small.tree.evict(pages=1)  # the leaf with 50
-    small.tree.evict(pages=1)  # the unrelated sequence, older than the use of 60
-    assert small.match(seq(3, base=7), touch=False).kv_len == 0
-    assert small.match([*seq(4), 60], touch=False).kv_len == 5
-    small.tree.evict(pages=1)  # 60 itself
-    small.put(seq(2, base=8))
+    for leaf in leaves:
+        small.tree._evictor._evict_leaf(leaf)
+    small.tree.check()
     small.tree.evict(pages=1)
-    assert small.match(seq(2, base=8), touch=False).kv_len == 2, "the parent is older than what came later"
+    assert small.match(seq(3, base=7), touch=False).kv_len == 0, (
+        "what was used before the last use below the parent goes first"
+    )
+    assert small.match(seq(4), touch=False).kv_len == 4
 
 
 def test_a_parent_inherits_uses_and_priority_of_what_was_evicted_below() -> None:
