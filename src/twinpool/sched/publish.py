@@ -111,6 +111,7 @@ def _insert(book: Book, sequence: Sequence, kept: Tracked) -> bool:
         length=kept.length,
         owned_from=sequence.owned_from,
         state_slot=kept.slot,
+        priority=sequence.request.priority,
     )
     if len(inserted.freed_pages):
         book.pages.free(inserted.freed_pages)

@@ -105,3 +105,14 @@ def test_path_cap_bounds_what_one_long_prompt_keeps() -> None:
         kept[cap] = world.tree.evictable_slots
     assert kept[-1] >= 8
     assert kept[2] == 2
+
+
+def test_a_published_prefix_carries_the_priority_of_its_request() -> None:
+    world = make_world(n_pages=60, chunk=64)
+    request = world.request(0, [1, 2, 3, 4, 5], 2, ignore_eos=True)
+    request.priority = 7
+    world.run(request)
+    leaf = world.tree.root
+    while leaf.children:
+        (leaf,) = leaf.children.values()
+    assert leaf.priority == 7
