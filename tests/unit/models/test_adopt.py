@@ -15,6 +15,7 @@ from tests.tiny_models import _COMMON, FAMILIES, tiny_checkpoint
 from twinpool.errors import ModelError
 from twinpool.models.adopt import _rotary_table, load_model
 from twinpool.models.blocks import Linear, Moe
+from twinpool.models.native import native
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +135,7 @@ def test_the_rotary_table_is_transformers_own(family: str, cache_dir: Path) -> N
         assert torch.equal(torch.cat([part, part], -1), expected)
 
 
+@pytest.mark.skipif(native is None, reason="the kernels are not compiled")
 def test_packed_weights_replace_the_parameters(cache_dir: Path) -> None:
     folder = tiny_checkpoint("qwen3_5", cache_dir)
     model = load_model(folder, dtype="bfloat16", context_len=64)
