@@ -2,8 +2,7 @@
 
 The module tree, config and rotary frequencies are transformers'; mixers, norms, MLPs and linear layers are replaced by ours,
 which take the step as an argument instead of cache, mask and position embeddings. So the loop over layers is ours as well: it
-adds residuals inside the linear layers and makes no mask (transformers' own forward costs about as much as a decode step's
-arithmetic on a small model: docs/lab-notes.md, "Kernels").
+adds residuals inside the linear layers and makes no mask, which paged attention has no use for.
 
     model = load_model(folder, dtype="bfloat16", device="cpu")
     logits = model.forward(input_ids, step, memory, sample_at)
