@@ -120,19 +120,18 @@ void merge(const Fold& all, const Fold& part, int queries) {
 }
 
 template <class T>
-void write_out(const Attention& layer, const Unit& u, const Fold& fold, const Queries& in, T* out) {
+void write_out(const Attention& layer, const Unit& u, const Fold& fold, const T* proj, int64_t ld, T* out) {
     int group = layer.heads / layer.kv_heads;
     for (int i = 0; i < u.tokens * group; ++i) {
         int64_t token = u.first + i / group;
         int h = u.head * group + i % group;
-        const T* gate = in.gate ? static_cast<const T*>(in.gate) + token * in.ldg + 2 * h * layer.dim : nullptr;
+        const T* gate = proj + token * ld + (2 * h + 1) * layer.dim;
         T* to = out + (token * layer.heads + h) * layer.dim;
         v16 total = splat(fold.total[i]);
         for (int j = 0; j < layer.dim; j += 16) {
             int n = layer.dim - j;
             v16 value = rounded<T>(load(fold.out + int64_t(i) * fold.width + j) / total);
-            if (gate) value = value * rounded<T>(sigmoid(load_some(gate + j, n)));
-            store_some(to + j, value, n);
+            store_some(to + j, value * rounded<T>(sigmoid(load_some(gate + j, n))), n);
         }
     }
 }
@@ -173,18 +172,17 @@ Work<D> make_work(const Attention& layer, int queries) {
 
 // The unit's queries side by side, zeros behind each.
 template <class D, class T>
-void gather_queries(const Attention& layer, const Unit& u, const Queries& in, typename D::A* to) {
+void gather_queries(const Attention& layer, const Unit& u, const T* q, typename D::A* to) {
     int group = layer.heads / layer.kv_heads, padded = (layer.dim + D::STEP - 1) / D::STEP * D::STEP;
     for (int i = 0; i < u.tokens * group; ++i) {
-        const T* from = static_cast<const T*>(in.q) + (u.first + i / group) * in.token_stride +
-                        (u.head * group + i % group) * in.head_stride;
+        const T* from = q + (int64_t(u.first + i / group) * layer.heads + u.head * group + i % group) * layer.dim;
         for (int j = 0; j < padded; j += 16)
             store_some(to + int64_t(i) * padded + j, load_some(from + j, std::max(0, layer.dim - j)), padded - j);
     }
 }
 
 template <class D, class T, class K>
-void attend_typed(const Attention& layer, const Rows& rows, const KvView& kv, const Queries& in, T* out) {
+void attend_typed(const Attention& layer, const Rows& rows, const KvView& kv, const T* q, const T* proj, int64_t ld, T* out) {
     int group = layer.heads / layer.kv_heads, width = (layer.dim + 15) / 16 * 16;
     int tokens_each = 1;
     while (tokens_each * 2 * group <= 64 && tokens_each < KEYS) tokens_each *= 2;
@@ -200,7 +198,7 @@ void attend_typed(const Attention& layer, const Rows& rows, const KvView& kv, co
         int which = int(std::upper_bound(first_part.begin(), first_part.end(), task) - first_part.begin()) - 1;
         const Unit& u = units[size_t(which)];
         Work<D> work = make_work<D>(layer, queries);
-        gather_queries<D, T>(layer, u, in, work.q);
+        gather_queries<D>(layer, u, q, work.q);
         int end = u.position + u.tokens;
         if (split) {
             int from = (task - first_part[size_t(which)]) * SEGMENT;
@@ -214,7 +212,7 @@ void attend_typed(const Attention& layer, const Rows& rows, const KvView& kv, co
             fold_segment<D, K>(layer, rows, kv, u, work, from, std::min(end, from + SEGMENT));
             merge(all, work.fold, u.tokens * group);
         }
-        write_out(layer, u, all, in, out);
+        write_out(layer, u, all, proj, ld, out);
     });
     if (!split) return;
     for_each(int(units.size()), [&](int which) {
@@ -223,22 +221,24 @@ void attend_typed(const Attention& layer, const Rows& rows, const KvView& kv, co
         all.reset(u.tokens * group);
         for (int part = first_part[size_t(which)]; part < first_part[size_t(which) + 1]; ++part)
             merge(all, fold_at(parts + floats * part, queries, width), u.tokens * group);
-        write_out(layer, u, all, in, out);
+        write_out(layer, u, all, proj, ld, out);
     });
 }
 
 }  // namespace
 
-void attend(const Attention& layer, const Rows& rows, const KvView& kv, const Queries& in, void* out) {
+void attend(const Attention& layer, const Rows& rows, const KvView& kv, const void* q, const void* proj, int64_t ld, void* out) {
     if (layer.dtype == Dtype::bf16 && kv.dtype == Dtype::bf16) {
-        attend_typed<DotBf16, bf16, bf16>(layer, rows, kv, in, static_cast<bf16*>(out));
+        attend_typed<DotBf16, bf16, bf16>(layer, rows, kv, static_cast<const bf16*>(q), static_cast<const bf16*>(proj), ld,
+                                          static_cast<bf16*>(out));
         return;
     }
     with_type(layer.dtype, [&](auto* t) {
         using T = std::remove_pointer_t<decltype(t)>;
         with_type(kv.dtype, [&](auto* k) {
             using K = std::remove_pointer_t<decltype(k)>;
-            attend_typed<DotF32, T, K>(layer, rows, kv, in, static_cast<T*>(out));
+            attend_typed<DotF32, T, K>(layer, rows, kv, static_cast<const T*>(q), static_cast<const T*>(proj), ld,
+                                       static_cast<T*>(out));
         });
     });
 }

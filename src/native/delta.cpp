@@ -106,8 +106,8 @@ constexpr int BLOCKS = 2;  // of sixteen rows, side by side: one's sums are take
 
 // Tokens [from, to) of the packed axis on rows [first, first + rows) of one head's state, at most 16 * BLOCKS.
 template <class T, class S, int NV>
-void recur(const Gdn& layer, const Prepared& p, const T* mixed, int64_t ldm, int head, int first, int rows, int64_t from,
-           int64_t to, S* state, T* o) {
+void recur(const Gdn& layer, const Prepared& p, const T* mixed, int head, int first, int rows, int64_t from, int64_t to,
+           S* state, T* o) {
     int key_head = head / (layer.value_heads / layer.key_heads), dim = layer.key_dim;
     int column = head * layer.value_dim + first;
     const T* values = mixed + 2 * layer.key_heads * dim + column;
@@ -124,7 +124,7 @@ void recur(const Gdn& layer, const Prepared& p, const T* mixed, int64_t ldm, int
             if (t == from) pass<S, NV, false, true>(block, n, dim, last[b], key, key + p.dim, with_key, with_query);
             else pass<S, NV, true, true>(block, n, dim, last[b], key, key + p.dim, with_key, with_query);
             v16 remembered = row_sums(with_key) * decay;
-            v16 delta = (load_some(values + t * ldm + b * 16, n) - remembered) * beta;
+            v16 delta = (load_some(values + t * layer.channels() + b * 16, n) - remembered) * beta;
             store_some(o + t * layer.values() + column + b * 16, fma(delta, overlap, row_sums(with_query) * decay), n);
             last[b].decay = p.decay[t * layer.value_heads + head];
             store(last[b].delta, delta);
@@ -137,36 +137,37 @@ void recur(const Gdn& layer, const Prepared& p, const T* mixed, int64_t ldm, int
 }
 
 template <class T, class S, int NV>
-void row_block(const Gdn& layer, const Rows& rows, const SlotView& ssm, const Prepared& p, const T* mixed, int64_t ldm, int row,
-               int head, int first, T* o) {
+void row_block(const Gdn& layer, const Rows& rows, const SlotView& ssm, const Prepared& p, const T* mixed, int row, int head,
+               int first, T* o) {
     int n = std::min(16 * BLOCKS, layer.value_dim - first);
     int64_t at = (int64_t(head) * layer.value_dim + first) * layer.key_dim;
     S* state = reinterpret_cast<S*>(ssm.at(rows.slots[row])) + at;
     int64_t from = rows.offsets[row], to = rows.offsets[row + 1];
     if (int mark = rows.checkpoint_offsets[row]) {
-        recur<T, S, NV>(layer, p, mixed, ldm, head, first, n, from, from + mark, state, o);
+        recur<T, S, NV>(layer, p, mixed, head, first, n, from, from + mark, state, o);
         S* copy = reinterpret_cast<S*>(ssm.at(rows.checkpoint_slots[row])) + at;
         memcpy(copy, state, sizeof(S) * size_t(n) * size_t(layer.key_dim));
         from += mark;
     }
-    recur<T, S, NV>(layer, p, mixed, ldm, head, first, n, from, to, state, o);
+    recur<T, S, NV>(layer, p, mixed, head, first, n, from, to, state, o);
 }
 
 template <class T, class S, int NV>
-void all_blocks(const Gdn& layer, const Rows& rows, const SlotView& ssm, const Prepared& p, const T* mixed, int64_t ldm, T* o) {
+void all_blocks(const Gdn& layer, const Rows& rows, const SlotView& ssm, const Prepared& p, const T* mixed, T* o) {
     // A long row is cut finely, for balance; a step of many short rows takes whole heads.
     int span = rows.tokens > 4 * rows.count ? 16 * BLOCKS : layer.value_dim;
     int spans = (layer.value_dim + span - 1) / span;
     for_each(rows.count * layer.value_heads * spans, [&](int task) {
         int head = task / spans % layer.value_heads, row = task / spans / layer.value_heads, begin = task % spans * span;
         for (int first = begin; first < std::min(layer.value_dim, begin + span); first += 16 * BLOCKS)
-            row_block<T, S, NV>(layer, rows, ssm, p, mixed, ldm, row, head, first, o);
+            row_block<T, S, NV>(layer, rows, ssm, p, mixed, row, head, first, o);
     });
 }
 
 }  // namespace
 
-void delta_rule(const Gdn& layer, const Rows& rows, const SlotView& ssm, const RuleInput& in, void* o) {
+void delta_rule(const Gdn& layer, const Rows& rows, const SlotView& ssm, const void* mixed, const void* b, const void* a,
+                int64_t ld, void* o) {
     Prepared p;
     p.dim = (layer.key_dim + 15) / 16 * 16;
     int64_t keys = int64_t(rows.tokens) * layer.key_heads, heads = int64_t(rows.tokens) * layer.value_heads;
@@ -179,15 +180,15 @@ void delta_rule(const Gdn& layer, const Rows& rows, const SlotView& ssm, const R
         for_each((rows.tokens + PREPARE_TOKENS - 1) / PREPARE_TOKENS, [&](int task) {
             int last = std::min(rows.tokens, (task + 1) * PREPARE_TOKENS);
             for (int64_t i = task * PREPARE_TOKENS; i < last; ++i)
-                prepare(layer, i, static_cast<const T*>(in.mixed) + i * in.ldm, static_cast<const T*>(in.b) + i * in.ldb,
-                        static_cast<const T*>(in.a) + i * in.lda, p);
+                prepare(layer, i, static_cast<const T*>(mixed) + i * layer.channels(), static_cast<const T*>(b) + i * ld,
+                        static_cast<const T*>(a) + i * ld, p);
         });
         with_type(ssm.dtype, [&](auto* s) {
             using S = std::remove_pointer_t<decltype(s)>;
-            const T* x = static_cast<const T*>(in.mixed);
-            if (layer.key_dim == 128) all_blocks<T, S, 8>(layer, rows, ssm, p, x, in.ldm, static_cast<T*>(o));
-            else if (layer.key_dim == 64) all_blocks<T, S, 4>(layer, rows, ssm, p, x, in.ldm, static_cast<T*>(o));
-            else all_blocks<T, S, 0>(layer, rows, ssm, p, x, in.ldm, static_cast<T*>(o));
+            const T* x = static_cast<const T*>(mixed);
+            if (layer.key_dim == 128) all_blocks<T, S, 8>(layer, rows, ssm, p, x, static_cast<T*>(o));
+            else if (layer.key_dim == 64) all_blocks<T, S, 4>(layer, rows, ssm, p, x, static_cast<T*>(o));
+            else all_blocks<T, S, 0>(layer, rows, ssm, p, x, static_cast<T*>(o));
         });
     });
 }
@@ -198,9 +199,8 @@ void gdn(const Gdn& layer, const Rows& rows, const SlotView& conv, const SlotVie
     const char* z = static_cast<const char*>(proj) + int64_t(layer.channels()) * item;
     const char* b = z + int64_t(layer.values()) * item;
     const char* a = b + int64_t(layer.value_heads) * item;
-    Conv taps{layer.channels(), layer.kernel, layer.conv_weight, nullptr, 1, layer.channels(), true, layer.dtype};
-    causal_conv(taps, rows, conv, proj, ld, mixed, layer.channels());
-    delta_rule(layer, rows, ssm, {mixed, b, a, layer.channels(), ld, ld}, out);
+    causal_conv(layer, rows, conv, proj, ld, mixed);
+    delta_rule(layer, rows, ssm, mixed, b, a, ld, out);
     gated_rms_norm(out, layer.values(), z, ld, out, layer.values(), rows.tokens, layer.value_heads, layer.value_dim,
                    layer.norm_weight, layer.eps, layer.dtype);
 }

@@ -20,20 +20,15 @@ void for_rows(int rows, int64_t row_elements, const F& f) {
 
 }  // namespace
 
-void rms_norm(const void* x, int64_t ldx, void* y, int64_t ldy, int rows, int dim, const float* weight, float eps, Dtype t,
-              Norm kind) {
+void rms_norm(const void* x, int64_t ldx, void* y, int64_t ldy, int rows, int dim, const float* scale, float eps, Dtype t) {
     with_type(t, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
         for_rows(rows, dim, [&](int r) {
             const T* in = static_cast<const T*>(x) + r * ldx;
             T* out = static_cast<T*>(y) + r * ldy;
             v16 inverse = splat(inverse_rms(in, dim, eps));
-            for (int i = 0; i < dim; i += 16) {
-                v16 normed = load_some(in + i, dim - i) * inverse, w = load_some(weight + i, dim - i);
-                if (kind == Norm::ROUNDED) normed = rounded<T>(normed);
-                if (kind == Norm::ZERO_CENTRED) w = splat(1.0f) + w;
-                store_some(out + i, normed * w, dim - i);
-            }
+            for (int i = 0; i < dim; i += 16)
+                store_some(out + i, load_some(in + i, dim - i) * inverse * load_some(scale + i, dim - i), dim - i);
         });
     });
 }
@@ -59,29 +54,15 @@ void gated_rms_norm(const void* x, int64_t ldx, const void* gate, int64_t ldg, v
     });
 }
 
-void silu_mul(const void* gate, int64_t ldg, const void* up, int64_t ldu, void* y, int64_t ldy, int rows, int dim, Dtype t) {
+void silu_mul(const void* x, int64_t ldx, void* y, int64_t ldy, int rows, int dim, Dtype t) {
     with_type(t, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
         for_rows(rows, int64_t(dim) * 2, [&](int r) {
-            const T *g = static_cast<const T*>(gate) + r * ldg, *u = static_cast<const T*>(up) + r * ldu;
+            const T* in = static_cast<const T*>(x) + r * ldx;
             T* out = static_cast<T*>(y) + r * ldy;
             for (int i = 0; i < dim; i += 16) {
                 int n = dim - i;
-                store_some(out + i, rounded<T>(silu(load_some(g + i, n))) * load_some(u + i, n), n);
-            }
-        });
-    });
-}
-
-void sigmoid_mul(const void* x, const void* gate, int64_t ldg, void* y, int rows, int dim, Dtype t) {
-    with_type(t, [&](auto* type) {
-        using T = std::remove_pointer_t<decltype(type)>;
-        for_rows(rows, int64_t(dim) * 2, [&](int r) {
-            const T *in = static_cast<const T*>(x) + int64_t(r) * dim, *g = static_cast<const T*>(gate) + r * ldg;
-            T* out = static_cast<T*>(y) + int64_t(r) * dim;
-            for (int i = 0; i < dim; i += 16) {
-                int n = dim - i;
-                store_some(out + i, load_some(in + i, n) * rounded<T>(sigmoid(load_some(g + i, n))), n);
+                store_some(out + i, rounded<T>(silu(load_some(in + i, n))) * load_some(in + dim + i, n), n);
             }
         });
     });

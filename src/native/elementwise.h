@@ -21,21 +21,14 @@ inline float inverse_rms(const T* x, int n, float eps) {
     return 1.0f / std::sqrt(sum(even + odd) / float(n) + eps);
 }
 
-// How a norm's weight enters. SCALE: x / rms(x) * w. ZERO_CENTRED: x / rms(x) * (1 + w). ROUNDED: round(x / rms(x)) * w.
-enum class Norm { SCALE, ZERO_CENTRED, ROUNDED };
-
-// weight: float32 [dim].
-void rms_norm(const void* x, int64_t ldx, void* y, int64_t ldy, int rows, int dim, const float* weight, float eps, Dtype t,
-              Norm kind = Norm::SCALE);
+// y = x / rms(x) * scale; scale: float32 [dim] (1 + weight for zero-centred weights).
+void rms_norm(const void* x, int64_t ldx, void* y, int64_t ldy, int rows, int dim, const float* scale, float eps, Dtype t);
 
 // y = round(round(x / rms(x)) * weight) * silu(gate), for each of `heads` groups of dim elements of a row; y may be x.
 void gated_rms_norm(const void* x, int64_t ldx, const void* gate, int64_t ldg, void* y, int64_t ldy, int rows, int heads,
                     int dim, const float* weight, float eps, Dtype t);
 
-// y = round(silu(gate)) * up; y may be either.
-void silu_mul(const void* gate, int64_t ldg, const void* up, int64_t ldu, void* y, int64_t ldy, int rows, int dim, Dtype t);
-
-// y = x * round(sigmoid(gate)); x and y contiguous; y may be x.
-void sigmoid_mul(const void* x, const void* gate, int64_t ldg, void* y, int rows, int dim, Dtype t);
+// y[:, i] = round(silu(x[:, i])) * x[:, dim + i].
+void silu_mul(const void* x, int64_t ldx, void* y, int64_t ldy, int rows, int dim, Dtype t);
 
 }  // namespace tp

@@ -22,25 +22,11 @@ struct Gdn {
 // conv: [channels, kernel - 1] a slot; ssm: [value_heads, value_dim, key_dim] a slot; both read and written in place.
 void gdn(const Gdn& layer, const Rows& rows, const SlotView& conv, const SlotView& ssm, const void* proj, int64_t ld, void* out);
 
-// Depthwise causal convolution. Weight of channel c and tap j (0: oldest input) at weight[c * channel_step + j * tap_step].
-struct Conv {
-    int channels, kernel;
-    const float *weight, *bias;  // bias: [channels] or null
-    int64_t channel_step, tap_step;
-    bool round_sum;              // to the activations' dtype before silu, as a torch convolution of that dtype does
-    Dtype dtype;                 // of activations
-};
+// y [tokens, channels] = silu(conv(x)); x: [tokens, ldx].
+void causal_conv(const Gdn& layer, const Rows& rows, const SlotView& conv, const void* x, int64_t ldx, void* y);
 
-// y = silu(conv(x)): [tokens, channels], rows ldx and ldy apart.
-void causal_conv(const Conv& layer, const Rows& rows, const SlotView& conv, const void* x, int64_t ldx, void* y, int64_t ldy);
-
-// What the rule reads, rows apart by the leading dimensions: mixed (q | k | v after the convolution), b and a [value_heads].
-struct RuleInput {
-    const void *mixed, *b, *a;
-    int64_t ldm, ldb, lda;
-};
-
-// o [tokens, values] of dtype, contiguous.
-void delta_rule(const Gdn& layer, const Rows& rows, const SlotView& ssm, const RuleInput& in, void* o);
+// o [tokens, values] of dtype from mixed [tokens, channels] (q | k | v after the convolution); b, a: [tokens, ..] ld apart.
+void delta_rule(const Gdn& layer, const Rows& rows, const SlotView& ssm, const void* mixed, const void* b, const void* a,
+                int64_t ld, void* o);
 
 }  // namespace tp

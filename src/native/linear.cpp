@@ -132,19 +132,8 @@ Linear::~Linear() {
     if (bias_) free_pages(bias_, int64_t(strips_) * 64);
 }
 
-void Linear::run(const void* x, int64_t ldx, int rows, void* y, int64_t ldy, const void* residual, bool wide,
-                 const void* bias) const {
+void Linear::run(const void* x, int64_t ldx, int rows, void* y, int64_t ldy, const void* residual, bool wide) const {
     if (rows < 1) return;
-    std::vector<float> own;  // sixteen at a time are read: zeros behind
-    const float* added = bias_;
-    if (bias) {
-        own.resize(size_t(strips_) * 16, 0.0f);
-        with_type(dtype_, [&](auto* t) {
-            using T = std::remove_pointer_t<decltype(t)>;
-            for (int i = 0; i < n_; ++i) own[size_t(i)] = to_float(static_cast<const T*>(bias)[i]);
-        });
-        added = own.data();
-    }
     if (dtype_ == Dtype::bf16) {
         // A step reads two values of x: an odd k needs a zero behind each row.
         std::vector<bf16> padded;
@@ -155,17 +144,17 @@ void Linear::run(const void* x, int64_t ldx, int rows, void* y, int64_t ldy, con
             rows_of_x = padded.data();
             ldx = k_ + 1;
         }
-        Job<DotBf16> job{rows_of_x, ldx, reinterpret_cast<const bf16*>(packed_), int64_t(steps_) * 32, steps_, n_, added, y,
+        Job<DotBf16> job{rows_of_x, ldx, reinterpret_cast<const bf16*>(packed_), int64_t(steps_) * 32, steps_, n_, bias_, y,
                          ldy, residual};
         wide ? all<float>(job, rows) : all<bf16>(job, rows);
     } else if (dtype_ == Dtype::f32) {
         Job<DotF32> job{static_cast<const float*>(x), ldx, reinterpret_cast<const float*>(packed_), int64_t(steps_) * 16,
-                        steps_, n_, added, y, ldy, residual};
+                        steps_, n_, bias_, y, ldy, residual};
         all<float>(job, rows);
     } else {
         float* copy = static_cast<float*>(scratch(7, int64_t(rows) * k_ * 4));
         widened(static_cast<const f16*>(x), ldx, rows, k_, copy);
-        Job<DotF16> job{copy, k_, reinterpret_cast<const f16*>(packed_), int64_t(steps_) * 16, steps_, n_, added, y, ldy,
+        Job<DotF16> job{copy, k_, reinterpret_cast<const f16*>(packed_), int64_t(steps_) * 16, steps_, n_, bias_, y, ldy,
                         residual};
         wide ? all<float>(job, rows) : all<f16>(job, rows);
     }

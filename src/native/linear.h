@@ -21,9 +21,7 @@ class Linear {
 
     // x: [rows, k] and y: [rows, n] of `dtype` (y of float32 if `wide`, unrounded), rows ldx and ldy elements apart.
     // residual: [rows, n] of `dtype`, rows ldy apart, or null; y = round(residual + round(x W^T)); it may be y itself.
-    // bias: [n] of `dtype` in the place of the layer's own, or null.
-    void run(const void* x, int64_t ldx, int rows, void* y, int64_t ldy, const void* residual, bool wide,
-             const void* bias = nullptr) const;
+    void run(const void* x, int64_t ldx, int rows, void* y, int64_t ldy, const void* residual, bool wide) const;
 
   private:
     int n_, k_, steps_, strips_;

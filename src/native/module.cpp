@@ -7,7 +7,6 @@
 #include <memory>
 
 #include "attention.h"
-#include "binding.h"
 #include "elementwise.h"
 #include "gdn.h"
 #include "linear.h"
@@ -19,8 +18,23 @@ using namespace tp;
 
 namespace {
 
+using Address = uintptr_t;
 using Int32s = py::array_t<int32_t, py::array::c_style>;
 using Int64s = py::array_t<int64_t, py::array::c_style>;
+
+template <class T = void>
+T* at(Address a) { return reinterpret_cast<T*>(a); }
+
+Dtype dtype_of(int code) {
+    if (code < 0 || code > 2) throw py::value_error("dtype codes are 0 float32, 1 bfloat16, 2 float16");
+    return Dtype(code);
+}
+
+// Rows with the arrays they point into.
+struct StepRows {
+    Rows rows;
+    py::object keep;
+};
 
 StepRows make_rows(const Int64s& positions, const Int32s& offsets, const Int32s& starts, const Int32s& ends, const Int32s& slots,
                    const Int32s& checkpoint_offsets, const Int32s& checkpoint_slots, const py::tuple& pages) {
@@ -54,9 +68,7 @@ void bind_views(py::module_& m) {
                                             py::arg("base"), py::arg("stride_bytes"), py::arg("dtype"));
     py::class_<KvView>(m, "KvView").def(
         py::init([](Address keys, Address values, int64_t page_stride_bytes, int page_size, int heads, int dim, int dtype) {
-            int64_t token_stride = int64_t(heads) * dim * item_bytes(dtype_of(dtype));
-            return KvView{at<char>(keys), at<char>(values), page_stride_bytes, token_stride, page_size, heads, dim,
-                          dtype_of(dtype)};
+            return KvView{at<char>(keys), at<char>(values), page_stride_bytes, page_size, heads, dim, dtype_of(dtype)};
         }),
         py::kw_only(), py::arg("keys"), py::arg("values"), py::arg("page_stride_bytes"), py::arg("page_size"), py::arg("heads"),
         py::arg("dim"), py::arg("dtype"));
@@ -99,13 +111,12 @@ void bind_mixers(py::module_& m) {
         })
         .def("conv", [](const Gdn& self, const StepRows& rows, const SlotView& conv, Address x, int64_t ldx, Address y) {
             py::gil_scoped_release release;
-            Conv taps{self.channels(), self.kernel, self.conv_weight, nullptr, 1, self.channels(), true, self.dtype};
-            causal_conv(taps, rows.rows, conv, at(x), ldx, at(y), self.channels());
+            causal_conv(self, rows.rows, conv, at(x), ldx, at(y));
         })
         .def("rule", [](const Gdn& self, const StepRows& rows, const SlotView& ssm, Address mixed, Address b, Address a, int64_t ld,
                         Address out) {
             py::gil_scoped_release release;
-            delta_rule(self, rows.rows, ssm, {at(mixed), at(b), at(a), self.channels(), ld, ld}, at(out));
+            delta_rule(self, rows.rows, ssm, at(mixed), at(b), at(a), ld, at(out));
         });
     py::class_<Attention>(m, "Attention")
         .def(py::init([](int heads, int kv_heads, int dim, int rotary, float scale, float eps, int dtype, Address query_scale,
@@ -123,8 +134,7 @@ void bind_mixers(py::module_& m) {
         .def("attend", [](const Attention& self, const StepRows& rows, const KvView& kv, Address q, Address proj, int64_t ld,
                           Address out) {
             py::gil_scoped_release release;
-            const char* gate = at<const char>(proj) + int64_t(self.dim) * item_bytes(self.dtype);
-            attend(self, rows.rows, kv, {at(q), gate, int64_t(self.heads) * self.dim, self.dim, ld}, at(out));
+            attend(self, rows.rows, kv, at(q), at(proj), ld, at(out));
         });
 }
 
@@ -173,8 +183,6 @@ PYBIND11_MODULE(_native, m) {
     });
     m.def("silu_mul", [](Address x, int64_t ldx, Address y, int64_t ldy, int rows, int dim, int dtype) {
         py::gil_scoped_release release;
-        const char* up = at<const char>(x) + int64_t(dim) * item_bytes(dtype_of(dtype));
-        silu_mul(at(x), ldx, up, ldx, at(y), ldy, rows, dim, dtype_of(dtype));
+        silu_mul(at(x), ldx, at(y), ldy, rows, dim, dtype_of(dtype));
     });
-    bind_calls(m);
 }

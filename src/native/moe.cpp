@@ -66,7 +66,7 @@ void expert(const Linear& gate_up, const Linear& down, const T* x, int rows, std
     work.resize(size_t(rows) * size_t(width) * 3);
     T* product = work.data() + size_t(rows) * size_t(width) * 2;
     gate_up.run(x, gate_up.k(), rows, work.data(), 2 * width, nullptr, false);
-    silu_mul(work.data(), 2 * width, work.data() + width, 2 * width, product, width, rows, width, gate_up.dtype());
+    silu_mul(work.data(), 2 * width, product, width, rows, width, gate_up.dtype());
     down.run(product, width, rows, out, down.n(), nullptr, false);
 }
 

@@ -38,11 +38,12 @@ struct SlotView {
 // One layer's keys and values: [page][page_size][heads][dim].
 struct KvView {
     char *keys = nullptr, *values = nullptr;
-    int64_t page_stride = 0, token_stride = 0;  // bytes
+    int64_t page_stride = 0;  // bytes
     int page_size = 1, heads = 1, dim = 1;
     Dtype dtype = Dtype::f32;
     int64_t offset(const int32_t* pages, int token) const {
-        return pages[token / page_size] * page_stride + (token % page_size) * token_stride;
+        int64_t item = (int64_t(token % page_size) * heads * dim) * item_bytes(dtype);
+        return pages[token / page_size] * page_stride + item;
     }
 };
 
