@@ -20,7 +20,6 @@ class BatchLog:
 
     def __init__(self, *, book: Book, clock: Clock, decode_log_interval: int) -> None:
         self._book = book
-        self._clock = clock
         self._interval = decode_log_interval
         self._prefill_since_s = self._decode_since_s = clock.now_s()
         self._decode_steps = 0

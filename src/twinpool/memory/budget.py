@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from twinpool.errors import ConfigError
 from twinpool.memory import refusals
+from twinpool.memory.arena import Arena
 from twinpool.memory.ledger import SLACK, Ledger, LedgerLine, MemoryRequest
 from twinpool.memory.split import Split, pinned, split
-from twinpool.units import ceil_div, format_bytes
+from twinpool.units import format_bytes
 
 __all__ = ["Ledger", "LedgerLine", "MemoryRequest", "plan_memory"]
 
@@ -169,10 +170,9 @@ def _kv_lines(request: MemoryRequest, parts: Split) -> tuple[LedgerLine, ...]:
     if page:
         lines.append(LedgerLine("KV padding page", page, "derived", "page 0, out of slack", part_of=SLACK))
         if request.hybrid:
-            slot = request.stage_slot_bytes
-            rounding = (parts.slots + 1) * (ceil_div(slot, page) * page - slot)
-            note = f"slots take {ceil_div(slot, page)} whole pages, out of slack"
-            lines.append(LedgerLine("arena rounding", rounding, "derived", note, part_of=SLACK))
+            arena = Arena(page_bytes=page, slot_bytes=request.stage_slot_bytes, n_slots=parts.slots, n_pages=pages)
+            note = f"slots take {arena.pages_per_slot} whole pages, out of slack"
+            lines.append(LedgerLine("arena rounding", arena.rounding_bytes, "derived", note, part_of=SLACK))
     return tuple(lines)
 
 
