@@ -1,0 +1,1 @@
+"""The planner: devices, weights and the pools that fit beside them, without loading a model."""
