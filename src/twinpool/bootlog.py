@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from twinpool.memory.ledger import Ledger
 from twinpool.memory.refusals import CAPPED_BY_KV, CAPPED_BY_STATES
+from twinpool.tables import table_text
 from twinpool.units import format_bytes, to_gib
 
 
@@ -275,7 +276,7 @@ def _label(line: str) -> str:
 
 def ledger_table(ledger: Ledger) -> str:
     """Every byte of the ledger: what, size, origin, note; parts of another line are indented below it."""
-    rows = [("memory", "size", "origin", "note")]
+    rows: list[tuple[str, str, str, str]] = []
     for line in ledger.lines:
         if line.part_of:
             continue
@@ -286,20 +287,9 @@ def ledger_table(ledger: Ledger) -> str:
             if part.part_of == line.name
         ]
     rows.append(("whole", format_bytes(ledger.whole_bytes), "measured", ""))
-    return _table(rows, right=1)
+    return table_text(("memory", "size", "origin", "note"), rows, right={1})
 
 
 def values_table(rows: Iterable[tuple[str, str, str]]) -> str:
     """Resolved values: (name, value, origin), aligned."""
-    return _table([("name", "value", "origin"), *rows])
-
-
-def _table(rows: Sequence[tuple[str, ...]], right: int | None = None) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            cell.rjust(w) if i == right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-    return "\n".join(line.rstrip() for line in lines)
+    return table_text(("name", "value", "origin"), tuple(rows))
