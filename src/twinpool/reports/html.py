@@ -11,7 +11,7 @@ from twinpool.reports.svg import chart_figure, element
 from twinpool.tables import Table
 
 # Why our own SVG (svg.py) and no library (looked at in November 2026): plotly 7.1 puts 4.8 MB of script into every page,
-# bokeh 3.9 1.3 MB and nine more packages into the installation, altair 6.3 needs a 33 MB converter to be offline, and
+# bokeh 3.9 1.3 MB and five more packages into the installation, altair 6.3 needs a 33 MB converter to be offline, and
 # none of them shows a chart without running its script; matplotlib 3.11 is a 10 MB wheel and its SVG has no hover values;
 # pygal 3.1 is small, but its hovers are a script from a network address and its colours are fixed when it draws. Lines,
 # numbers on axes and hover titles are all that is needed here: under 200 bytes a point.
