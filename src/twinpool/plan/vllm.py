@@ -3,122 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from twinpool.errors import ConfigError, MemoryRefusal
 from twinpool.models.spec import ModelSpec
-from twinpool.plan.vllm_blocks import BlockLayout, HybridLayers, block_layout, checkpoint_spacing_tokens
+from twinpool.plan.vllm_blocks import BlockLayout
 from twinpool.plan.vllm_layers import hybrid_layers
+from twinpool.plan.vllm_ledger import (
+    DEFAULT_KERNEL_ALIGNMENT_TOKENS,
+    DEFAULT_UTILIZATION,
+    VllmLedger,
+    VllmRequest,
+)
+from twinpool.plan.vllm_warnings import warnings_of
 from twinpool.units import GIB, format_bytes
 
-DEFAULT_UTILIZATION = 0.92  # of vLLM since 0.20; 0.90 before
-DEFAULT_KERNEL_ALIGNMENT_TOKENS = 16  # FlashAttention; MLA kernels use 64, the CPU build its --block-size of 128
-# EngineArgs.get_batch_defaults (vllm/engine/arg_utils.py): 1024 sequences on devices of 70 GiB or more, else 256.
+__all__ = ["VllmLedger", "VllmRequest", "plan_vllm", "vllm_request"]
+
+# EngineArgs.get_batch_defaults (vllm/engine/arg_utils.py): 1024 sequences on devices of 70 GiB or more, else 256; an
+# A100 of 80 GB, which vLLM tells by its name, counts as a small one there and needs the flag here.
 LARGE_DEVICE_BYTES = 70 * GIB
 DEFAULT_SEQS_LARGE, DEFAULT_SEQS = 1024, 256
-WORTH_SAYING = 0.05  # padding or overstatement below this share goes without a warning
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VllmRequest:
-    """One rank's memory, the flags of `vllm serve`, and what the layers keep.
-
-    total_bytes: of the device; utilization: --gpu-memory-utilization; non_kv_bytes: weights, activation peak and
-    graphs; kv_cache_memory_bytes: --kv-cache-memory-bytes, replaces what utilization leaves; num_gpu_blocks_override:
-    blocks; max_model_len, block_size, mamba_block_size, max_num_batched_tokens, kernel_alignment, chunk_tokens: tokens;
-    max_num_seqs: requests, None for vLLM's own default; retention_interval: tokens between kept checkpoints, 0 for the
-    last boundary only (vLLM's default), None for one at every block.
-    """
-
-    total_bytes: int
-    non_kv_bytes: int
-    max_model_len: int
-    layers: HybridLayers
-    utilization: float = DEFAULT_UTILIZATION
-    kv_cache_memory_bytes: int | None = None
-    num_gpu_blocks_override: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    block_size: int | None = None
-    mamba_block_size: int | None = None
-    mamba_cache_mode: str = "align"
-    prefix_caching: bool = True
-    retention_interval: int | None = 0
-    kernel_alignment: int = DEFAULT_KERNEL_ALIGNMENT_TOKENS
-    chunk_tokens: int = 64
-    num_speculative_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse what vLLM would not start with. Raises ConfigError."""
-        if not 0 < self.utilization <= 1:
-            raise ConfigError(f"--gpu-memory-utilization is {self.utilization}; it must be above 0 and at most 1.")
-        if self.max_model_len < 1:
-            raise ConfigError(f"--max-model-len is {self.max_model_len}; it must be at least 1 token.")
-        if self.prefix_caching and self.mamba_cache_mode == "none" and self.layers.linear_layers:
-            raise ConfigError("--enable-prefix-caching needs --mamba-cache-mode align or all; the mode is none.")
-
-    @property
-    def retention_tokens(self) -> int | None:
-        """Tokens between checkpoints: the retention interval, or --mamba-block-size where every block is kept."""
-        if self.retention_interval is not None:
-            return self.retention_interval
-        return checkpoint_spacing_tokens(self.layout.block_tokens, self.mamba_block_size)
-
-    @property
-    def layout(self) -> BlockLayout:
-        """Block size and groups. Raises ConfigError: unknown mode or no attention layer."""
-        return block_layout(
-            self.layers,
-            mode=self.mamba_cache_mode,
-            kernel_alignment=self.kernel_alignment,
-            block_size=self.block_size,
-            chunk_tokens=self.mamba_block_size or self.chunk_tokens,
-            speculative_blocks=self.num_speculative_tokens,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VllmLedger:
-    """What the request comes to on one rank.
-
-    num_blocks: of the pool, one of them vLLM's own null block; kv_cache_size_tokens, max_concurrency: as logged;
-    old_kv_cache_size_tokens: as logged up to vLLM 0.19; max_num_seqs: what to pass; max_num_seqs_bound: why;
-    running_requests: how many can hold their states and one token block each; smallest_prefix_tokens: the shortest
-    reusable prefix, None without prefix caching; checkpoint_blocks: blocks of one checkpoint; usable_tokens: of
-    sequences of max_model_len that stay in the pool with their checkpoints; lines: (name, bytes), their sum is the
-    device's total.
-    """
-
-    request: VllmRequest
-    layout: BlockLayout
-    num_blocks: int
-    kv_cache_size_tokens: int
-    old_kv_cache_size_tokens: int
-    max_concurrency: float
-    max_num_seqs: int
-    max_num_seqs_bound: str
-    running_requests: int
-    smallest_prefix_tokens: int | None
-    checkpoint_blocks: int
-    usable_tokens: int
-    lines: tuple[tuple[str, int], ...]
-    warnings: tuple[str, ...]
-
-    def blocks_per_request(self, length_tokens: int) -> int:
-        """Blocks that one running request of `length_tokens` tokens holds. Raises ConfigError below one token."""
-        return self.layout.blocks_per_request(length_tokens)
-
-    def cached_prefix_tokens(self, length_tokens: int) -> int:
-        """Tokens of a repeated prompt of `length_tokens` tokens that are not computed again; 0 without prefix caching.
-
-        At least one token is always computed, and with speculation the last matching block is dropped.
-        """
-        if self.smallest_prefix_tokens is None:
-            return 0
-        blocks = (length_tokens - 1) // self.layout.block_tokens
-        dropped = 1 if self.request.num_speculative_tokens else 0
-        return max(0, blocks - dropped) * self.layout.block_tokens
 
 
 def vllm_request(
@@ -208,7 +113,7 @@ def plan_vllm(request: VllmRequest) -> VllmLedger:
         lines=_lines(request, kv_bytes=kv_bytes, pool_bytes=num_blocks * layout.block_bytes),
         warnings=(),
     )
-    return replace(ledger, warnings=tuple(_warnings(ledger)))
+    return replace(ledger, warnings=tuple(warnings_of(ledger)))
 
 
 def _kv_bytes(request: VllmRequest, layout: BlockLayout) -> int:
@@ -269,7 +174,7 @@ def _max_num_seqs(request: VllmRequest, num_blocks: int) -> tuple[int, str]:
     vllm/config/compilation.py) and does so for its own default too.
     """
     default = DEFAULT_SEQS_LARGE if request.total_bytes >= LARGE_DEVICE_BYTES else DEFAULT_SEQS
-    asked = request.max_num_seqs or default
+    asked = default if request.max_num_seqs is None else request.max_num_seqs
     bounded = request.layers.linear_layers > 0 and asked > num_blocks
     if bounded and request.max_num_seqs is not None:
         raise MemoryRefusal(
@@ -316,63 +221,3 @@ def _lines(request: VllmRequest, *, kv_bytes: int, pool_bytes: int) -> tuple[tup
         ("Rest smaller than a block", kv_bytes - pool_bytes),
         ("Not given to vLLM", request.total_bytes - request.non_kv_bytes - kv_bytes),
     )
-
-
-def _warnings(ledger: VllmLedger) -> Iterator[str]:
-    """Sentences about what is refused, changed or wasted without an error."""
-    request, layout = ledger.request, ledger.layout
-    if request.block_size is not None and layout.block_tokens != request.block_size:
-        yield (
-            f"--block-size {request.block_size} becomes {layout.block_tokens} tokens, so that one attention page holds "
-            "one state."
-        )
-    if layout.padding_fraction > WORTH_SAYING:
-        yield f"Each state is padded by {layout.padding_fraction:.2%}: {format_bytes(layout.padding_bytes)} a layer."
-    if layout.padding_layers:
-        yield f"{layout.padding_layers} padding layers fill the groups up to {layout.layers_per_group} layers each."
-    yield from _capacity_warnings(ledger)
-    yield from _prefix_warnings(ledger)
-
-
-def _capacity_warnings(ledger: VllmLedger) -> Iterator[str]:
-    """Sentences about how many requests can run."""
-    request, layout = ledger.request, ledger.layout
-    if request.max_num_seqs is None and "above the pool" in ledger.max_num_seqs_bound:
-        yield f"vLLM does not start with its default: {ledger.max_num_seqs_bound}; pass --max-num-seqs {ledger.max_num_seqs}."
-    if ledger.running_requests < ledger.max_num_seqs:
-        yield (
-            f"Only {ledger.running_requests} of {ledger.max_num_seqs} sequences can run at once: each needs at least "
-            f"{layout.blocks_per_request(1)} of {ledger.num_blocks - 1} free blocks."
-        )
-    if layout.blocks_per_request(request.max_model_len) == ledger.num_blocks:
-        yield (
-            f"A request of {request.max_model_len} tokens needs all {ledger.num_blocks} blocks, but vLLM keeps 1 as its "
-            f"null block: such a request never ends; lower --max-model-len to "
-            f"{layout.longest_request_tokens(ledger.num_blocks - 1)}."
-        )
-
-
-def _prefix_warnings(ledger: VllmLedger) -> Iterator[str]:
-    """Sentences about prefix reuse and what its checkpoints cost."""
-    request, smallest = ledger.request, ledger.smallest_prefix_tokens
-    if smallest is None:
-        return
-    if smallest >= request.max_model_len:
-        yield (
-            f"No prefix is ever reused: the smallest is {smallest} tokens and --max-model-len is {request.max_model_len}."
-        )
-    elif ledger.layout.state_groups:
-        yield f"A shared prefix below {smallest} tokens is never reused."
-    if ledger.usable_tokens < ledger.kv_cache_size_tokens * (1 - WORTH_SAYING):
-        yield (
-            f"vLLM logs {ledger.kv_cache_size_tokens} tokens, but with their checkpoints only {ledger.usable_tokens} tokens "
-            "stay cached."
-        )
-    spacing, block = request.mamba_block_size, ledger.layout.block_tokens
-    if request.retention_interval is not None and spacing is not None and ledger.layout.mode == "align":
-        yield (
-            f"--mamba-block-size {spacing} spaces no checkpoints while --prefix-cache-retention-interval is "
-            f"{request.retention_interval}."
-        )
-    elif spacing is not None and ledger.layout.mode == "align" and spacing % block:
-        yield f"--mamba-block-size {spacing} is no multiple of the block: checkpoints are {request.retention_tokens} tokens apart."

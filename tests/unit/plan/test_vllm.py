@@ -47,12 +47,12 @@ def request(
 ) -> VllmRequest:
     """A request on a device with room for everything, unless the flags say otherwise."""
     facts: dict[str, object] = {"total_bytes": 80 * GIB, "non_kv_bytes": GIB, **flags}
-    return vllm_request(spec, tp=tp, kv_dtype=kv, ssm_dtype=ssm, conv_dtype="bfloat16", **facts)  # type: ignore[arg-type]
+    return vllm_request(spec, tp=tp, kv_dtype=kv, ssm_dtype=ssm, conv_dtype="bfloat16", **facts)
 
 
 def plan(spec: ModelSpec, **flags: object) -> VllmLedger:
     """The ledger of `request` with the same arguments."""
-    return plan_vllm(request(spec, **flags))  # type: ignore[arg-type]
+    return plan_vllm(request(spec, **flags))
 
 
 LING_FLASH = HybridLayers(
@@ -105,7 +105,7 @@ FLASH_NEXT_2_DRAFTS = HybridLayers(
     ],
 )  # fmt: skip
 def test_block_size_as_logged(spec: ModelSpec, flags: dict[str, object], tokens: int) -> None:
-    assert request(spec, **flags).layout.block_tokens == tokens  # type: ignore[arg-type]
+    assert request(spec, **flags).layout.block_tokens == tokens
 
 
 def test_state_and_token_bytes_of_the_4b() -> None:
@@ -141,7 +141,7 @@ def test_block_size_and_padding_of_other_families(
     ],
 )
 def test_padding_of_the_27b_as_logged(flags: dict[str, object], percent: str) -> None:
-    layout = request(config(MODEL_27B), **flags).layout  # type: ignore[arg-type]
+    layout = request(config(MODEL_27B), **flags).layout
     assert f"{layout.padding_fraction * 100:.2f}" == percent
 
 
@@ -299,6 +299,10 @@ def test_memory_that_weights_leave() -> None:
 def test_flags_that_vllm_would_not_start_with() -> None:
     with pytest.raises(ConfigError, match="raise it to 2096"):
         plan(config(LIGHTNING), max_num_batched_tokens=2048)
+    with pytest.raises(ConfigError, match="--mamba-block-size 8192 needs --enable-prefix-caching"):
+        plan(gdn(32, 4), mamba_block_size=8192, prefix_caching=False)
+    with pytest.raises(ConfigError, match="--max-num-seqs is 0; it must be at least 1"):
+        plan(gdn(32, 4), max_num_seqs=0)
     with pytest.raises(ConfigError, match="the mode is none"):
         plan(gdn(32, 4), mamba_cache_mode="none")
     with pytest.raises(ConfigError, match="use one of none, align, all"):
