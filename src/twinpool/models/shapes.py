@@ -13,6 +13,8 @@ ITEM_BYTES = {
     "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
     "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1,
 }  # fmt: skip
+FP4_DTYPES = ("fp4_e2m1", "nvfp4")
+KV_DTYPES = ("float32", "bfloat16", "float16", "fp8_e4m3", "fp8_e5m2", "mxfp8", *FP4_DTYPES)
 
 
 def item_bytes(dtype: str) -> int:
@@ -22,17 +24,35 @@ def item_bytes(dtype: str) -> int:
     return ITEM_BYTES[dtype]
 
 
+def packed_bytes(elements: int, kv_dtype: str) -> int:
+    """Bytes of that many elements of a KV cache, scales included, rounded up to whole bytes (reference 1.7).
+
+    mxfp8: a byte an element and one per 32; fp4: half a byte and one per 16. Raises ModelError on an unknown name.
+    """
+    if kv_dtype == "mxfp8":
+        return elements + -(-elements // 32)
+    if kv_dtype in FP4_DTYPES:
+        return -(-elements // 2) + -(-elements // 16)
+    if kv_dtype not in KV_DTYPES:
+        raise ModelError(f"KV dtype '{kv_dtype}' is not one of {', '.join(KV_DTYPES)}.")
+    return elements * item_bytes(kv_dtype)
+
+
 @dataclass(frozen=True, slots=True)
 class StateShapes:
-    """Per slot and layer, on one rank: conv window [channels, kernel - 1] and temporal state; () for a missing part."""
+    """Per slot and layer, on one rank: conv window [channels, kernel - 1] and temporal state; () for a missing part.
+
+    second_conv: another window of another length, which only Zaya keeps.
+    """
 
     conv: tuple[int, ...]
     temporal: tuple[int, ...]
+    second_conv: tuple[int, ...] = ()
 
     @property
     def conv_elements(self) -> int:
-        """Elements of the conv window."""
-        return math.prod(self.conv) if self.conv else 0
+        """Elements of the conv windows."""
+        return sum(math.prod(window) for window in (self.conv, self.second_conv) if window)
 
     @property
     def temporal_elements(self) -> int:
@@ -51,17 +71,29 @@ class LinearSpec(Protocol):
 class AttentionSpec(Protocol):
     """A full-attention layer: memory per token."""
 
-    def kv_elements_per_token(self, tp: int, dcp: int = 1) -> int:
-        """Elements of K and V (or of the latent) for one token on one of `tp` ranks, `dcp` of which split tokens."""
+    def kv_bytes_per_token(self, kv_dtype: str, tp: int, dcp: int = 1) -> int:
+        """Bytes of K and V (or of the latent) of one token on one of `tp` ranks, `dcp` of which split tokens.
+
+        Raises ModelError on a kv_dtype that is not in KV_DTYPES.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
+class WindowSpec:
+    """A sliding-window layer: keys and values of the last window_tokens, a third kind of memory of fixed size."""
+
+    heads: AttentionSpec
+    window_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One decoder layer: what it keeps per token (attention), per sequence (linear), both, or nothing."""
+    """One decoder layer: what it keeps per token (attention), per sequence (linear, window), several, or nothing."""
 
     attention: AttentionSpec | None = None
     linear: LinearSpec | None = None
+    window: WindowSpec | None = None
 
 
 def shard(count: int, tp: int, *, what: str) -> int:
@@ -87,6 +119,20 @@ class ConfigReader:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ModelError(f"config.json says {key}={value!r}; it must be a whole number of at least {least}.")
         return value
+
+    def number(self, key: str) -> float:
+        """A number above zero. Raises ModelError naming key and value."""
+        value = self.values.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise ModelError(f"config.json says {key}={value!r}; it must be a number above 0.")
+        return value
+
+    def inner(self, key: str) -> ConfigReader:
+        """The object under that key. Raises ModelError when it is not one."""
+        value = self.values.get(key)
+        if not isinstance(value, Mapping):
+            raise ModelError(f"config.json says {key}={value!r}; it must be an object.")
+        return ConfigReader(value)
 
     def text(self, key: str, *, default: str) -> str:
         """A string. Raises ModelError naming key and value."""

@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from twinpool.errors import ModelError
+from twinpool.models.shapes import KV_DTYPES, packed_bytes
 from twinpool.models.spec import ModelSpec
 from twinpool.units import MIB
 
@@ -74,7 +77,8 @@ def test_real_configurations(name, linear, attention, ssm_mib, conv_mib, kv_byte
     [
         (
             {"architectures": ["LlamaForCausalLM"]},
-            "architecture 'LlamaForCausalLM' is not known; known: Qwen3NextForCausalLM",
+            "architecture 'LlamaForCausalLM' is not known; known: Qwen3NextForCausalLM, .*; the manual numbers "
+            "--state-bytes-per-slot and --kv-bytes-per-token of 'twinpool plan' work for any model",
         ),
         ({"architectures": None}, "architectures=None"),
         ({"hidden_size": None}, "no 'hidden_size'"),
@@ -219,5 +223,157 @@ def test_bad_values_of_each_family_are_refused(config, change, sentence) -> None
 
 
 def test_unknown_storage_types_are_refused() -> None:
-    with pytest.raises(ModelError, match="dtype 'int3' is not one of float32, bfloat16"):
+    with pytest.raises(
+        ModelError, match=r"KV dtype 'int3' is not one of float32, bfloat16, .*, mxfp8, fp4_e2m1, nvfp4"
+    ):
         ModelSpec.from_config_json(QWEN3_NEXT).kv_bytes_per_token(kv_dtype="int3")
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "gqa", "latent"),
+    [
+        ("bfloat16", 12 * 1024 * 2, 7 * 576 * 2),
+        ("fp8_e5m2", 12 * 1024, 7 * 576),
+        ("mxfp8", 12 * (1024 + 32), 7 * (576 + 18)),
+        ("fp4_e2m1", 12 * (512 + 64), 7 * (288 + 36)),
+        ("nvfp4", 12 * (512 + 64), 7 * (288 + 36)),
+    ],
+)
+def test_storage_formats_and_their_scales(kv_dtype, gqa, latent) -> None:
+    assert ModelSpec.from_config_json(QWEN3_NEXT).kv_bytes_per_token(kv_dtype=kv_dtype) == gqa
+    assert ModelSpec.from_config_json(KIMI_LINEAR).kv_bytes_per_token(kv_dtype=kv_dtype) == latent
+
+
+@given(st.integers(0, 10_000), st.sampled_from(KV_DTYPES))
+def test_more_elements_never_take_less(elements, kv_dtype) -> None:
+    assert packed_bytes(elements, kv_dtype) <= packed_bytes(elements + 1, kv_dtype) <= 4 * (elements + 1)
+
+
+GLM = {
+    "architectures": ["Glm5NextForConditionalGeneration"],
+    "text_config": {
+        "hidden_size": 4096, "vocab_size": 154880, "num_hidden_layers": 8, "num_attention_heads": 64,
+        "kv_lora_rank": 512, "qk_rope_head_dim": 0, "index_kpool": 4,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "kv_dtype", "dcp", "each"),
+    [
+        ({}, "bfloat16", 1, 1024 + 33),
+        ({}, "fp8_e4m3", 1, 512 + 33),  # the boot log's 5,995 over 11 layers
+        ({}, "fp8_e4m3", 2, 512 + 66),
+        ({"index_kpool": None}, "fp8_e4m3", 1, 512 + 9),  # 132 bytes for 16 tokens, rounded up
+        ({"index_kpool": 1, "qk_rope_head_dim": 64}, "fp8_e4m3", 1, 512 + 16 + 128 + 132),
+    ],
+)
+def test_a_sparse_index_is_kept_beside_the_latent(change, kv_dtype, dcp, each) -> None:
+    spec = ModelSpec.from_config_json({**GLM, "text_config": {**GLM["text_config"], **change}})
+    assert spec.attention_layers == (3, 7)
+    assert spec.kv_bytes_per_token(kv_dtype=kv_dtype, dcp=dcp) == 2 * each
+
+
+def test_draft_layers_are_as_the_last_attention_layer() -> None:
+    plain = json.loads((CONFIGS / "Qwen--Qwen3.5-27B_config.json").read_text())
+    spec = ModelSpec.from_config_json(plain)
+    assert (spec.draft_layers, spec.draft_kv_bytes_per_token(kv_dtype="bfloat16")) == (1, 65_536 // 16)
+    assert spec.draft_kv_bytes_per_token(kv_dtype="fp8_e4m3", tp=4) == 512
+    assert ModelSpec.from_config_json({**KIMI_LINEAR, "num_nextn_predict_layers": 3}).draft_layers == 3
+    assert ModelSpec.from_config_json(QWEN3_NEXT).draft_kv_bytes_per_token(kv_dtype="bfloat16") == 0
+
+
+def test_query_heads_must_divide() -> None:
+    spec = ModelSpec.from_config_json(QWEN3_NEXT)
+    spec.check_tp(16)
+    with pytest.raises(ModelError, match="--tp-size 3 does not divide the model's 16 query heads; use 1, 2, 4, 8, 16"):
+        spec.check_tp(3)
+    odd = ModelSpec.from_config_json({**QWEN3_NEXT, "linear_num_key_heads": 6, "linear_num_value_heads": 6})
+    with pytest.raises(ModelError, match="--tp-size 4 does not divide the model's 6 linear key heads"):
+        odd.check_tp(4)
+
+
+def test_stages_of_a_pipeline() -> None:
+    spec = ModelSpec.from_config_json(KIMI_LINEAR)
+    assert spec.stages(1) == (range(27),)
+    assert spec.stages(4) == (range(7), range(7, 14), range(14, 21), range(21, 27))
+    assert spec.stages(5) == (range(5), range(5, 10), range(10, 16), range(16, 22), range(22, 27))
+    assert (spec.stage_share(4), spec.stage_share(27)) == ((6, 20), (1, 20))
+    assert spec.stage_kv_bytes_per_token(pp=4, kv_dtype="bfloat16") == 2 * 1152
+    for pp in (0, 28):
+        with pytest.raises(ModelError, match=f"--pp-size {pp} needs a layer for each stage; the model has 27, so 1 to"):
+            spec.stages(pp)
+
+
+@given(st.integers(1, 120), st.integers(1, 120))
+def test_stages_hold_every_layer_once(n_layers, pp) -> None:
+    spec = ModelSpec.from_config_json({**QWEN3_NEXT, "num_hidden_layers": n_layers})
+    if pp > n_layers:
+        return
+    stages = spec.stages(pp)
+    assert [layer for stage in stages for layer in stage] == list(range(n_layers))
+    sizes = [len(stage) for stage in stages]
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes[-1] == min(sizes)
+
+
+def of(architecture: str, **keys) -> ModelSpec:
+    common = {"hidden_size": 4096, "vocab_size": 65536, "num_hidden_layers": 32, "num_attention_heads": 32}
+    return ModelSpec.from_config_json({"architectures": [architecture], **common, "num_key_value_heads": 8, **keys})
+
+
+@pytest.mark.parametrize(
+    ("spec", "family", "attention", "conv", "temporal", "kv_bytes"),
+    [
+        (of("JambaForCausalLM"), "mamba1", (4, 12, 20, 28), (8192, 3), (8192, 1, 16), 4 * 4096),
+        (of("FalconMambaForCausalLM", num_attention_heads=None), "mamba1", (), (8192, 3), (8192, 1, 16), 0),
+        (of("BambaForCausalLM", attn_layer_indices=[9, 18]), "mamba2", (9, 18), (8704, 3), (128, 64, 256), 8192),
+        (
+            of("Zamba2ForCausalLM", hybrid_layer_ids=[6], n_mamba_heads=128, num_key_value_heads=None),
+            "mamba2", (6,), (8320, 3), (128, 64, 64), 32 * 512 * 2,
+        ),
+        (of("Mamba2ForCausalLM", num_heads=128, head_dim=64), "mamba2", (), (10240, 3), (128, 64, 128), 0),
+        (of("MiniMaxText01ForCausalLM", attn_type_list=[0, 1] * 16), "lightning", None, (), (32, 128, 128), 65_536),
+        (
+            of("BailingMoeV2_5ForCausalLM", layer_group_size=8, kv_lora_rank=512, qk_rope_head_dim=64),
+            "lightning", (7, 15, 23, 31), (), (32, 128, 128), 4 * 1152,
+        ),
+        (
+            of("BailingMoeV3ForCausalLM", layer_group_size=[1] * 31 + [0], kv_lora_rank=512, qk_rope_head_dim=64),
+            "kda", (31,), (3, 12288), (32, 128, 128), 1152,
+        ),
+        (
+            of(
+                "JetNemotronForCausalLM", layer_types=["jet", "attn", "jet", "swa"], num_hidden_layers=4,
+                efficient_attention_config={"jet": {"num_heads": 12, "head_dim": 96, "expand_v": 2.0, "conv_size": 4}},
+            ),
+            "gdn", (1, 3), (4608, 3), (12, 192, 96), 8192,
+        ),
+        (of("OlmoHybridForCausalLM", num_hidden_layers=4), "gdn", (3,), (3 * 4096, 3), (32, 192, 96), 4096),
+        (of("ZayaForCausalLM", head_dim=128, num_hidden_layers=2), "cca", (0, 1), (5120, 2), (), 8192),
+    ],
+)  # fmt: skip
+def test_layers_and_shapes_of_each_family(spec, family, attention, conv, temporal, kv_bytes) -> None:
+    assert spec.family == family
+    assert attention is None or spec.attention_layers == attention
+    assert (spec.state_shapes()[0].conv, spec.state_shapes()[0].temporal) == (conv, temporal)
+    assert spec.kv_bytes_per_token(kv_dtype="bfloat16") == kv_bytes
+    spec.check_tp(2)
+
+
+def test_zaya_has_a_second_window_that_is_not_split() -> None:
+    spec = of("ZayaForCausalLM", head_dim=128, sliding_window=4096, layer_types=["hybrid", "hybrid_sliding"] * 16)
+    (shapes, *_) = spec.state_shapes(tp=2)
+    assert (shapes.conv, shapes.second_conv, shapes.conv_elements) == ((2560, 2), (4096, 1), 2560 * 2 + 4096)
+    assert spec.attention_layers == tuple(range(0, 32, 2))
+    assert spec.warnings[0].startswith("16 layers keep only the last 4096 tokens: 268,435,456 bytes")
+
+
+def test_a_language_model_inside_an_omni_config() -> None:
+    path = CONFIGS / "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16_config.json"
+    text = json.loads(path.read_text())
+    spec = ModelSpec.from_config_json({"architectures": ["NemotronH_Nano_Omni_Reasoning_V3"], "llm_config": text})
+    assert spec.layers == ModelSpec.from_config_json(text).layers
+    assert spec.warnings == ()
+    (warning,) = ModelSpec.from_config_json({**text, "mamba_ssm_cache_dtype": "float16"}).warnings
+    assert warning.startswith("config.json says mamba_ssm_cache_dtype='float16', which is not read; states are float32")

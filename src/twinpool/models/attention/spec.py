@@ -1,11 +1,11 @@
-"""Elements one token adds to the KV cache of one attention layer (reference 1.7)."""
+"""Bytes one token adds to the KV cache of one attention layer (reference 1.7)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from twinpool.errors import ModelError
-from twinpool.models.shapes import ConfigReader
+from twinpool.models.shapes import ConfigReader, LayerSpec, item_bytes, packed_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class GqaSpec:
         """max(1, kv_heads // (tp / dcp)): heads are replicated rather than cut below one."""
         return max(1, self.kv_heads // max(1, tp // dcp))
 
-    def kv_elements_per_token(self, tp: int, dcp: int = 1) -> int:
-        """kv_heads_per_rank × (head_dim + v_head_dim)."""
-        return self.kv_heads_per_rank(tp, dcp) * (self.head_dim + self.v_head_dim)
+    def kv_bytes_per_token(self, kv_dtype: str, tp: int, dcp: int = 1) -> int:
+        """Bytes of kv_heads_per_rank × (head_dim + v_head_dim) elements. Raises ModelError on an unknown kv_dtype."""
+        return packed_bytes(self.kv_heads_per_rank(tp, dcp) * (self.head_dim + self.v_head_dim), kv_dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,60 @@ class MlaSpec:
         """From kv_lora_rank and qk_rope_head_dim."""
         return MlaSpec(reader.integer("kv_lora_rank"), reader.integer("qk_rope_head_dim"))
 
-    def kv_elements_per_token(self, tp: int, dcp: int = 1) -> int:
-        """kv_lora_rank + qk_rope_head_dim, whatever the number of ranks."""
+    def kv_bytes_per_token(self, kv_dtype: str, tp: int, dcp: int = 1) -> int:
+        """Bytes of kv_lora_rank + qk_rope_head_dim elements on every rank. Raises ModelError on an unknown kv_dtype."""
         del tp, dcp  # the latent is not split
-        return self.kv_lora_rank + self.qk_rope_head_dim
+        return packed_bytes(self.kv_lora_rank + self.qk_rope_head_dim, kv_dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class DsaSpec:
+    """A latent and a sparse index: one fp8 key of index_dim elements, with its scales, for every pool_tokens tokens."""
+
+    latent: MlaSpec
+    index_dim: int
+    pool_tokens: int = 1
+
+    @staticmethod
+    def read(reader: ConfigReader) -> DsaSpec:
+        """From kv_lora_rank, qk_rope_head_dim (0: no positions), index_head_dim and index_kpool. Raises ModelError."""
+        latent = MlaSpec(reader.integer("kv_lora_rank"), reader.integer("qk_rope_head_dim", default=0, least=0))
+        return DsaSpec(latent, reader.integer("index_head_dim", default=128), reader.integer("index_kpool", default=16))
+
+    def kv_bytes_per_token(self, kv_dtype: str, tp: int, dcp: int = 1) -> int:
+        """Bytes of latent and index, the latter rounded up to a byte a token. Raises ModelError on an unknown kv_dtype.
+
+        The index is fp8 whatever the latent is, and holds the tokens of all dcp ranks (reference 1.7).
+        """
+        index = _with_scales(self.index_dim) * dcp
+        return self._latent_bytes(kv_dtype, tp, dcp) + -(-index // self.pool_tokens)
+
+    def _latent_bytes(self, kv_dtype: str, tp: int, dcp: int) -> int:
+        """In fp8 a rotated part stays in bf16 and the rest has scales; a latent without one is plain fp8.
+
+        Formula: reference 1.7; the plain case: 5,995 = 11 × (512 + 33) bytes in the boot log of GLM-5.3-Flash.
+        """
+        if not kv_dtype.startswith("fp8") or self.latent.qk_rope_head_dim == 0:
+            return self.latent.kv_bytes_per_token(kv_dtype, tp, dcp)
+        return _with_scales(self.latent.kv_lora_rank) + self.latent.qk_rope_head_dim * item_bytes("bfloat16")
+
+
+def _with_scales(elements: int) -> int:
+    """Bytes of fp8 elements with a float32 scale per 128 of them (reference 1.7)."""
+    return elements + elements // 128 * item_bytes("float32")
+
+
+def grouped_layers(reader: ConfigReader, linear: LayerSpec) -> tuple[LayerSpec, ...]:
+    """By layer_types; else the last layer of every layer_group_size has a latent (a list there: 1 is a linear layer).
+
+    Raises ModelError. Source: SGLang's and transformers' bailing_hybrid.
+    """
+    attention = LayerSpec(attention=MlaSpec.read(reader))
+    listed = reader.layers("layer_types", {"linear_attention": linear, "full_attention": attention})
+    if listed is not None:
+        return listed
+    if isinstance(reader.values.get("layer_group_size"), list):
+        spelled = {**reader.values, "layer_group_size": [str(n) for n in reader.items("layer_group_size") or ()]}
+        return ConfigReader(spelled).layers("layer_group_size", {"1": linear, "0": attention}) or ()
+    size = reader.integer("layer_group_size")
+    return tuple(linear if (i + 1) % size else attention for i in range(reader.integer("num_hidden_layers")))

@@ -1,4 +1,4 @@
-"""Gated DeltaNet: shapes of a state, and the layers of Qwen3-Next and Qwen3.5 (reference 1.6)."""
+"""Gated DeltaNet: shapes of a state, and the layers of Qwen3-Next to Qwen4, OLMo-Hybrid and Jet (reference 1.6)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from twinpool.errors import ModelError
 from twinpool.models.attention.spec import GqaSpec
-from twinpool.models.shapes import ConfigReader, LayerSpec, StateShapes, shard
+from twinpool.models.shapes import ConfigReader, LayerSpec, StateShapes, item_bytes, shard
+
+INT64_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +46,72 @@ def read_gdn(reader: ConfigReader) -> GdnSpec:
 
 
 def qwen_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
-    """By layer_types, or every full_attention_interval-th layer is attention."""
-    attention, linear = LayerSpec(attention=GqaSpec.read(reader, head_dim=256)), LayerSpec(linear=read_gdn(reader))
-    listed = reader.layers("layer_types", {"linear_attention": linear, "full_attention": attention})
+    """By layer_types, or every full_attention_interval-th layer is attention. Raises ModelError."""
+    return _mixed(reader, LayerSpec(linear=read_gdn(reader)), LayerSpec(attention=GqaSpec.read(reader, head_dim=256)))
+
+
+def olmo_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
+    """As Qwen's, with transformers' defaults for OLMo-Hybrid: heads as in attention, keys of 3/4 a head, values twice.
+
+    Raises ModelError.
+    """
+    heads, hidden = reader.integer("num_attention_heads"), reader.integer("hidden_size")
+    key_heads = reader.integer("linear_num_key_heads", default=heads)
+    key_dim = reader.integer("linear_key_head_dim", default=max(1, 3 * hidden // (4 * key_heads)))
+    own = {
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": reader.integer("linear_num_value_heads", default=heads),
+        "linear_key_head_dim": key_dim,
+        "linear_value_head_dim": reader.integer("linear_value_head_dim", default=2 * key_dim),
+    }
+    linear = LayerSpec(linear=read_gdn(ConfigReader({**reader.values, **own})))
+    return _mixed(reader, linear, LayerSpec(attention=GqaSpec.read(reader)))
+
+
+def _mixed(reader: ConfigReader, linear: LayerSpec, attention: LayerSpec) -> tuple[LayerSpec, ...]:
+    """By layer_types, or every full_attention_interval-th layer is attention; Qwen4 calls that layer indexed."""
+    kinds = {
+        "linear_attention": linear,
+        "full_attention": attention,
+        "indexed_attention": attention,
+        "qwen_sparse_attention": attention,
+    }
+    listed = reader.layers("layer_types", kinds)
     if listed is not None:
         return listed
     interval = reader.integer("full_attention_interval", default=4)
     return tuple(linear if (i + 1) % interval else attention for i in range(reader.integer("num_hidden_layers")))
+
+
+def jet_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
+    """By layer_types; sliding-window layers keep every token, as SGLang counts them. Raises ModelError."""
+    block = reader.inner("efficient_attention_config").inner("jet")
+    heads, key_dim = block.integer("num_heads"), block.integer("head_dim")
+    value_dim = int(key_dim * block.number("expand_v"))
+    gdn = GdnSpec(heads, key_dim, heads, value_dim, block.integer("conv_size", least=2))
+    attention = LayerSpec(attention=GqaSpec.read(reader))
+    listed = reader.layers("layer_types", {"jet": LayerSpec(linear=gdn), "attn": attention, "swa": attention})
+    if listed is None:
+        raise ModelError("config.json has no 'layer_types', which this architecture needs.")
+    return listed
+
+
+def ngram_state_bytes(reader: ConfigReader) -> int:
+    """Bytes per slot beside the states of Qwen4: per n-gram embedding layer a bf16 window and the last token ids.
+
+    The window is [hc_count × hidden_size, (ple_conv_kernel_size - 1) × ngram_size], dilated by the n-gram size; the
+    ids are ngram_size - 1 int64 (transformers' qwen4_exp; one layer of 2560: [10240, 9] and 2, reference models.md).
+    Raises ModelError.
+    """
+    layers = len(reader.items("ple_layer_ids") or [])
+    ngram = reader.integer("ngram_size", default=3, least=2)
+    channels = reader.integer("hc_count", default=4) * reader.integer("hidden_size")
+    columns = (reader.integer("ple_conv_kernel_size", default=4, least=2) - 1) * ngram
+    return layers * (channels * columns * item_bytes("bfloat16") + (ngram - 1) * INT64_BYTES)
+
+
+def index_warnings(reader: ConfigReader) -> tuple[str, ...]:
+    """A sentence when sparse attention keeps index keys beside K and V, which the reference does not count."""
+    if reader.values.get("indexer_head_dim") is None:
+        return ()
+    return ("The index keys of this model's sparse attention are not counted in its KV bytes per token.",)

@@ -1,4 +1,4 @@
-"""Kimi Delta Attention: shapes of a state, and the layers of Kimi-Linear and Kimi-K3 (reference 1.6)."""
+"""Kimi Delta Attention: shapes of a state, and the layers of Kimi, GLM-5-Next and Ling-3 (reference 1.6)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from twinpool.errors import ModelError
-from twinpool.models.attention.spec import MlaSpec
+from twinpool.models.attention.spec import DsaSpec, MlaSpec, grouped_layers
 from twinpool.models.shapes import ConfigReader, LayerSpec, StateShapes, shard
 
 
@@ -45,3 +45,29 @@ def kimi_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
     if full is None:
         raise ModelError("config.json has no 'full_attn_layers' in linear_attn_config, which this architecture needs.")
     return tuple(attention if i + 1 in full else linear for i in range(reader.integer("num_hidden_layers")))
+
+
+def glm_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
+    """By layer_types, or every fourth layer is attention with a latent and an index. Raises ModelError.
+
+    Every attention layer is taken to keep an index of its own. linear_attn_config, where given, wins over linear_*.
+    """
+    nested = reader.inner("linear_attn_config") if reader.values.get("linear_attn_config") is not None else None
+    own = nested or ConfigReader({})
+    heads = own.integer("num_heads", default=reader.integer("linear_num_heads", default=64))
+    head_dim = own.integer("head_dim", default=reader.integer("linear_head_dim", default=128))
+    taps = reader.integer("linear_conv_kernel_dim", default=4, least=2)
+    kernel = own.integer("short_conv_kernel_size", default=taps, least=2)
+    linear, indexed = LayerSpec(linear=KdaSpec(heads, head_dim, kernel)), LayerSpec(attention=DsaSpec.read(reader))
+    names = ("indexed_attention", "full_attention", "deepseek_sparse_attention")
+    listed = reader.layers("layer_types", {"linear_attention": linear, **dict.fromkeys(names, indexed)})
+    if listed is not None:
+        return listed
+    return tuple(indexed if i % 4 == 3 else linear for i in range(reader.integer("num_hidden_layers")))
+
+
+def ling_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
+    """Ling-3 (bailing_hybrid): in every group the last layer is attention with a latent. Raises ModelError."""
+    heads, head_dim = reader.integer("num_attention_heads"), reader.integer("head_dim", default=128)
+    kda = KdaSpec(heads, head_dim, reader.integer("short_conv_kernel_size", default=4, least=2))
+    return grouped_layers(reader, LayerSpec(linear=kda))

@@ -1,4 +1,4 @@
-"""Mamba2: shapes of a state, and the layers of Nemotron-H, Granite 4 and Falcon-H1 (reference 1.6)."""
+"""Mamba2: shapes of a state, and the layers of Nemotron-H, Granite 4, Falcon-H1, Bamba and Zamba2 (reference 1.6)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,16 @@ class Mamba2Spec:
         return StateShapes((channels, self.kernel - 1), (heads, self.head_dim, self.state_size))
 
 
+def _both_names(mamba: LayerSpec, attention: LayerSpec) -> dict[str, LayerSpec]:
+    """Layer kinds under the names of checkpoints and under those transformers has since given them."""
+    return {"mamba": mamba, "attention": attention, "linear_attention": mamba, "full_attention": attention}
+
+
 def nemotron_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
-    """By layers_block_type, or a letter a layer in hybrid_override_pattern; feed-forward layers stand on their own."""
+    """By layers_block_type, or a letter a layer in hybrid_override_pattern; feed-forward layers stand on their own.
+
+    Raises ModelError.
+    """
     mamba = LayerSpec(
         linear=Mamba2Spec(
             heads=reader.integer("mamba_num_heads"),
@@ -39,8 +47,8 @@ def nemotron_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
         )
     )
     attention, neither = LayerSpec(attention=GqaSpec.read(reader)), LayerSpec()
-    kinds = {"mamba": mamba, "attention": attention, "moe": neither, "mlp": neither}
-    listed = reader.layers("layers_block_type", kinds)
+    kinds = {**_both_names(mamba, attention), "moe": neither, "mlp": neither}
+    listed = reader.layers("layers_block_type", kinds) or reader.layers("layer_types", kinds)
     if listed is not None:
         return listed
     letters = {"M": mamba, "*": attention, "E": neither, "-": neither}
@@ -54,7 +62,7 @@ def nemotron_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
 
 
 def _read_mamba(reader: ConfigReader) -> Mamba2Spec:
-    """From the mamba_* keys of Granite and Falcon-H1; heads of width 'auto' share mamba_expand * hidden_size."""
+    """From the mamba_* keys of Granite, Falcon-H1 and Bamba; heads of width 'auto' share mamba_expand * hidden_size."""
     heads = reader.integer("mamba_n_heads", default=128)
     if reader.values.get("mamba_d_head") in (None, "auto"):
         inner = reader.integer("mamba_expand", default=2) * reader.integer("hidden_size")
@@ -73,8 +81,8 @@ def _read_mamba(reader: ConfigReader) -> Mamba2Spec:
 
 
 def granite_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
-    """By layer_types (layers_block_type in older configs)."""
-    kinds = {"mamba": LayerSpec(linear=_read_mamba(reader)), "attention": LayerSpec(attention=GqaSpec.read(reader))}
+    """By layer_types (layers_block_type in older configs). Raises ModelError."""
+    kinds = _both_names(LayerSpec(linear=_read_mamba(reader)), LayerSpec(attention=GqaSpec.read(reader)))
     listed = reader.layers("layer_types", kinds) or reader.layers("layers_block_type", kinds)
     if listed is None:
         raise ModelError("config.json has no 'layer_types', which this architecture needs.")
@@ -82,6 +90,52 @@ def granite_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
 
 
 def falcon_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
-    """Attention and Mamba2 side by side in every layer."""
+    """Attention and Mamba2 side by side in every layer. Raises ModelError."""
     both = LayerSpec(attention=GqaSpec.read(reader), linear=_read_mamba(reader))
     return (both,) * reader.integer("num_hidden_layers")
+
+
+def bamba_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
+    """attn_layer_indices names the attention layers, counted from 0. Raises ModelError."""
+    mamba, attention = LayerSpec(linear=_read_mamba(reader)), LayerSpec(attention=GqaSpec.read(reader))
+    full = reader.layer_numbers("attn_layer_indices", first=0)
+    if full is None:
+        raise ModelError("config.json has no 'attn_layer_indices', which this architecture needs.")
+    return tuple(attention if i in full else mamba for i in range(reader.integer("num_hidden_layers")))
+
+
+def zamba_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
+    """By layers_block_type, or hybrid_layer_ids counted from 0; a hybrid layer is attention and then Mamba2.
+
+    Attention sees the hidden state and the embedding, so its heads are twice as wide; weights are shared between
+    hybrid layers, keys and values are not (transformers' zamba2). Raises ModelError.
+    """
+    hidden, heads = reader.integer("hidden_size"), reader.integer("n_mamba_heads", default=8)
+    mamba = Mamba2Spec(
+        heads=heads,
+        head_dim=max(1, reader.integer("mamba_expand", default=2) * hidden // heads),
+        state_size=reader.integer("mamba_d_state", default=64),
+        groups=reader.integer("mamba_ngroups", default=1),
+        kernel=reader.integer("mamba_d_conv", default=4, least=2),
+    )
+    wide = max(1, 2 * hidden // reader.integer("num_attention_heads", default=32))
+    plain, both = LayerSpec(linear=mamba), LayerSpec(attention=GqaSpec.read(reader, head_dim=wide), linear=mamba)
+    listed = reader.layers("layers_block_type", {"mamba": plain, "linear_attention": plain, "hybrid": both})
+    if listed is not None:
+        return listed
+    full = reader.layer_numbers("hybrid_layer_ids", first=0)
+    if full is None:
+        raise ModelError("config.json has neither 'layers_block_type' nor 'hybrid_layer_ids', one of which is needed.")
+    return tuple(both if i in full else plain for i in range(reader.integer("num_hidden_layers")))
+
+
+def pure_mamba2_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
+    """Mamba2 in every layer, no attention. Raises ModelError."""
+    mamba = Mamba2Spec(
+        heads=reader.integer("num_heads"),
+        head_dim=reader.integer("head_dim"),
+        state_size=reader.integer("state_size", default=128),
+        groups=reader.integer("n_groups", default=8),
+        kernel=reader.integer("conv_kernel", default=4, least=2),
+    )
+    return (LayerSpec(linear=mamba),) * reader.integer("num_hidden_layers")

@@ -1,0 +1,1 @@
+"""Mamba1 (selective scan with a state per channel)."""
