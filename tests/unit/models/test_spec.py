@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinpool.errors import ModelError
+from twinpool.models.gdn.spec import GdnSpec
+from twinpool.models.kda.spec import KdaSpec
 from twinpool.models.shapes import KV_DTYPES, packed_bytes
 from twinpool.models.spec import ModelSpec
 from twinpool.units import MIB
@@ -377,3 +379,12 @@ def test_a_language_model_inside_an_omni_config() -> None:
     assert spec.warnings == ()
     (warning,) = ModelSpec.from_config_json({**text, "mamba_ssm_cache_dtype": "float16"}).warnings
     assert warning.startswith("config.json says mamba_ssm_cache_dtype='float16', which is not read; states are float32")
+
+
+def test_replay_rings() -> None:
+    """16 records on one of two ranks: 16 value heads and 8 key heads of 128; 16 KDA heads of 128."""
+    gdn, kda = GdnSpec(16, 128, 32, 128, 4), KdaSpec(32, 128, 4)
+    half, whole = {"records": 16, "conv_item_bytes": 2, "tp": 2}, {"records": 16, "conv_item_bytes": 4, "tp": 2}
+    assert gdn.replay_ring_bytes(**half) == 2 * (16 * 16 * 128 * 2 + 8 * 16 * 128 * 2) + 16 * 16 * 4
+    assert gdn.replay_ring_bytes(**whole) == 16 * 16 * 128 * 4 + 8 * 16 * 128 * 4 + 16 * 16 * 4
+    assert kda.replay_ring_bytes(**half) == 2 * (2 * 16 * 16 * 128 * 2) + 16 * 16 * 4 + 16 * 16 * 128 * 4

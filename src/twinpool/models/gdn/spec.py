@@ -9,6 +9,7 @@ from twinpool.models.attention.spec import GqaSpec
 from twinpool.models.shapes import ConfigReader, LayerSpec, StateShapes, item_bytes, shard
 
 INT64_BYTES = 8
+FLOAT32_BYTES = item_bytes("float32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,20 @@ class GdnSpec:
         keys = shard(self.key_heads, tp, what="linear key heads") * self.key_dim
         heads = shard(self.value_heads, tp, what="linear value heads")
         return StateShapes((2 * keys + heads * self.value_dim, self.kernel - 1), (heads, self.value_dim, self.key_dim))
+
+    def replay_ring_bytes(self, *, records: int, conv_item_bytes: int, tp: int) -> int:
+        """Bytes of one request's replay ring in this layer on one rank (reference 1.6, ReplaySSM).
+
+        records × (Hv dv + Hk dk) elements of the conv's type, twice unless that is float32, and a float32 gate a head.
+        Raises ModelError when tp does not divide the heads.
+        """
+        keys, heads = (
+            shard(self.key_heads, tp, what="linear key heads"),
+            shard(self.value_heads, tp, what="linear value heads"),
+        )
+        copies = 1 if conv_item_bytes == FLOAT32_BYTES else 2
+        inputs = copies * (heads * self.value_dim + keys * self.key_dim) * conv_item_bytes
+        return records * (inputs + heads * FLOAT32_BYTES)
 
 
 def read_gdn(reader: ConfigReader) -> GdnSpec:

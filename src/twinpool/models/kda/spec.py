@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from twinpool.errors import ModelError
 from twinpool.models.attention.spec import DsaSpec, MlaSpec, grouped_layers
-from twinpool.models.shapes import ConfigReader, LayerSpec, StateShapes, shard
+from twinpool.models.shapes import ConfigReader, LayerSpec, StateShapes, item_bytes, shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,16 @@ class KdaSpec:
         """conv [kernel - 1, 3 H d / tp] (axes the other way round than in GDN); temporal [H / tp, d, d]."""
         heads = shard(self.heads, tp, what="linear heads")
         return StateShapes((self.kernel - 1, 3 * heads * self.head_dim), (heads, self.head_dim, self.head_dim))
+
+    def replay_ring_bytes(self, *, records: int, conv_item_bytes: int, tp: int) -> int:
+        """Bytes of one request's replay ring in this layer on one rank (reference 1.6, ReplaySSM).
+
+        Twice records × 2 H d elements of the conv's type, and a float32 gate per head and per channel of a head.
+        Raises ModelError when tp does not divide the heads.
+        """
+        heads = shard(self.heads, tp, what="linear heads")
+        inputs = 2 * (2 * heads * self.head_dim) * conv_item_bytes
+        return records * (inputs + heads * (1 + self.head_dim) * item_bytes("float32"))
 
 
 def kimi_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
