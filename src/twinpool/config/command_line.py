@@ -50,11 +50,16 @@ def help_text(rows: Iterable[FlagRow], *, usage: str, footer: str = "") -> str:
         for row in members:
             lines.append(f"  {', '.join((row.name, *row.aliases))} {row.metavar}".rstrip())
             text = row.help if row.default in ("off", "") else f"{row.help} (default: {row.default})"
-            lines += textwrap.wrap(
-                text, HELP_WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6, break_on_hyphens=False
-            )
+            lines.append(paragraph(text, indent=6))
         lines.append("")
     return "\n".join([*lines, footer] if footer else lines).rstrip("\n") + "\n"
+
+
+def paragraph(text: str, *, indent: int = 2) -> str:
+    """Text in lines of the width of the help."""
+    return textwrap.fill(
+        text, HELP_WIDTH, initial_indent=" " * indent, subsequent_indent=" " * indent, break_on_hyphens=False
+    )
 
 
 def by_flag(options: Iterable[Option]) -> dict[str, Option]:

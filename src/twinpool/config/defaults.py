@@ -32,10 +32,24 @@ def chunked_prefill_tokens(capacity_bytes: int | None) -> int:
     return next(int(row["tokens"]) for row in rows if capacity_bytes < row["below_gib"] * GIB)
 
 
-def static_fraction(capacity_bytes: int | None, *, prefill_tokens: int, ranks: int) -> float:
+def decode_graph_requests(capacity_bytes: int | None, *, tp: int, running: int | None) -> int:
+    """Largest batch for which a decode graph is captured by default (reference 1.2); running: --max-running-requests."""
+    if capacity_bytes is None:
+        largest = int(_table()["unknown_memory"]["decode_graph_requests"])
+    else:
+        rows = _table()["decode_graph_requests"]
+        row = next(row for row in rows if capacity_bytes < row["below_gib"] * GIB)
+        largest = int(row["tp_4_or_more" if tp >= 4 else "tp_below_4"])
+    return largest if running is None else min(largest, running)
+
+
+def static_fraction(
+    capacity_bytes: int | None, *, prefill_tokens: int, ranks: int, graph_requests: int | None = None
+) -> float:
     """Default --mem-fraction-static for a device of this size and steps of up to `prefill_tokens` (reference 1.2).
 
-    ranks: tp times pp. On a small device less is reserved than there, see defaults.toml.
+    ranks: tp times pp. graph_requests: largest captured decode batch; None for an engine without graphs, which on a
+    small device reserves less than the formula, see defaults.toml.
     """
     if capacity_bytes is None:
         return float(_table()["unknown_memory"]["mem_fraction_static"])
@@ -43,7 +57,10 @@ def static_fraction(capacity_bytes: int | None, *, prefill_tokens: int, ranks: i
     capacity_mib = capacity_bytes / MIB
     reserved_mib = rule["base_mib"] + rule["per_rank_mib"] * ranks
     reserved_mib += rule["per_prefill_token_mib"] * max(prefill_tokens, rule["min_prefill_tokens"])
+    if graph_requests is not None:
+        reserved_mib += rule["per_graph_request_mib"] * graph_requests
     if capacity_bytes > rule["large_above_gib"] * GIB:
         reserved_mib = max(reserved_mib, rule["large_reserved_mib"])
-    reserved_mib = min(reserved_mib, rule["largest_share"] * capacity_mib)
+    if graph_requests is None:
+        reserved_mib = min(reserved_mib, rule["largest_share"] * capacity_mib)
     return float(round((capacity_mib - reserved_mib) / capacity_mib, 3))

@@ -23,6 +23,7 @@ class Flag:
     help: the text of --help and of docs/flags.md. name: the flag, where it is not the field's name. default_text: what
     the default None means. metavar: the word for the value. at_least, at_most: inclusive limits; above: exclusive one.
     minus_one: what -1 means, where it is accepted beside 1, 2, ... size: a number of bytes, written with a unit.
+    choices: the words allowed for a text that a wider options class may allow more words for (else: a Literal type).
     """
 
     help: str
@@ -35,6 +36,7 @@ class Flag:
     above: float | None = None
     minus_one: str = ""
     size: bool = False
+    choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ def options_of(owner: type) -> tuple[Option, ...]:
         if flags:
             kind, choices, optional = _kind_of(typing.get_args(hints[field.name])[0])
             assert isinstance(field.default, Value), f"{field.name} has no plain default"
-            found.append(Option(field.name, flags[0], kind, choices, optional, field.default))
+            found.append(Option(field.name, flags[0], kind, choices or flags[0].choices, optional, field.default))
     return tuple(found)
 
 

@@ -10,8 +10,14 @@ from typing import Annotated, Literal
 
 from twinpool.config.field import Flag, Option, options_of
 
-FloatDtype = Literal["auto", "bfloat16", "float16", "float32"]
-StrategyChoice = Literal["auto", "no_buffer", "extra_buffer", "extra_buffer_lazy"]
+FLOAT_DTYPES = ("auto", "bfloat16", "float16", "float32")
+STRATEGY_CHOICES = ("auto", "no_buffer", "extra_buffer", "extra_buffer_lazy")
+STRATEGY_HELP = (
+    "How checkpoints of states are taken. "
+    "no_buffer: the working state is handed over, needs page size 1 and no overlap; "
+    "extra_buffer: states are also tracked while a request runs, in two more slots (one without overlap); "
+    "extra_buffer_lazy: the second of them only when needed. auto: extra_buffer where the model allows it."
+)
 EvictionPolicy = Literal["lru", "lfu", "slru", "fifo", "mru", "filo", "priority"]
 
 
@@ -47,8 +53,10 @@ class ModelOptions:
         int | None,
         Flag("Longest prompt plus output, in tokens.", metavar="TOKENS", at_least=2, default_text="the model's"),
     ] = None
-    dtype: Annotated[FloatDtype, Flag("Data type of weights and activations; auto: the checkpoint's.")] = "auto"
-    device: Annotated[Literal["cpu"], Flag("Where to compute.")] = "cpu"
+    dtype: Annotated[
+        str, Flag("Data type of weights and activations; auto: the checkpoint's.", choices=FLOAT_DTYPES)
+    ] = "auto"
+    device: Annotated[str, Flag("Where to compute.", choices=("cpu",))] = "cpu"
     threads: Annotated[
         int | None,
         Flag(
@@ -107,16 +115,19 @@ class MemoryOptions:
         int | None,
         Flag("Tokens of a KV page.", metavar="TOKENS", at_least=1, default_text="1 unless the model has its own"),
     ] = None
-    kv_cache_dtype: Annotated[FloatDtype, Flag("Data type of cached keys and values; auto: that of the model.")] = (
-        "auto"
-    )
+    kv_cache_dtype: Annotated[
+        str, Flag("Data type of cached keys and values; auto: that of the model.", choices=FLOAT_DTYPES)
+    ] = "auto"
     mamba_ssm_dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
         Flag("Data type of recurrent states; bfloat16 halves a slot.", default_text="the model's, or float32"),
     ] = None
     mamba_conv_dtype: Annotated[
-        FloatDtype,
-        Flag("Data type of convolution windows; auto: bfloat16, but the model's own for float32 and float16 models."),
+        str,
+        Flag(
+            "Data type of convolution windows; auto: bfloat16, but the model's own for float32 and float16 models.",
+            choices=FLOAT_DTYPES,
+        ),
     ] = "auto"
 
 
@@ -125,15 +136,7 @@ class CacheOptions:
     """Prefix cache"""
 
     disable_radix_cache: Annotated[bool, Flag("Never reuse a prefix; every request costs one state slot.")] = False
-    mamba_radix_cache_strategy: Annotated[
-        StrategyChoice,
-        Flag(
-            "How checkpoints of states are taken. "
-            "no_buffer: the working state is handed over, needs page size 1 and no overlap; "
-            "extra_buffer: states are also tracked while a request runs, in two more slots (one without overlap); "
-            "extra_buffer_lazy: the second of them only when needed. auto: extra_buffer where the model allows it."
-        ),
-    ] = "auto"
+    mamba_radix_cache_strategy: Annotated[str, Flag(STRATEGY_HELP, choices=STRATEGY_CHOICES)] = "auto"
     mamba_track_interval: Annotated[
         int, Flag("Tokens between checkpoints during decode.", metavar="TOKENS", at_least=1)
     ] = 256
@@ -237,7 +240,8 @@ class ServeOptions(ModelOptions, MemoryOptions, CacheOptions, ScheduleOptions, P
     given: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
-        for option in all_options():
+        kind: type = type(self)
+        for option in options_of(kind):
             option.check(getattr(self, option.field))
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
-from twinpool.config.defaults import chunked_prefill_tokens, model_default, static_fraction
+from twinpool.config.defaults import chunked_prefill_tokens, decode_graph_requests, model_default, static_fraction
+from twinpool.config.engines import TWINPOOL, EngineRules
 from twinpool.config.options import ServeOptions, all_options
 from twinpool.config.strategy import choose_strategy
 from twinpool.errors import ConfigError
@@ -140,21 +141,22 @@ class _Decisions:
                 self.put(option.field, value, "flag" if given else "default")
 
 
-def resolve(options: ServeOptions, spec: ModelSpec, device: DeviceFacts) -> Resolved:
+def resolve(options: ServeOptions, spec: ModelSpec, device: DeviceFacts, *, rules: EngineRules = TWINPOOL) -> Resolved:
     """Decide every value (reference 1.2, 3.2, 3.5): a flag beats the model's default, which beats the general one.
 
-    Raises ConfigError where values contradict each other or the model.
+    rules: of the engine that will run. Raises ConfigError where values contradict each other or the model.
     """
     decided = _Decisions(options)
-    _resolve_model(decided, options, spec)
+    _resolve_model(decided, options, spec, rules)
     _resolve_page_size(decided, options, spec)
-    _resolve_memory(decided, options, spec, device)
-    warnings = _resolve_cache(decided, options, spec, device)
+    _resolve_memory(decided, options, spec, device, rules)
+    _resolve_running(decided, options, rules)
+    warnings = _resolve_cache(decided, options, spec, device, rules)
     decided.copy_rest()
     return Resolved(**decided.values, origins=decided.origins, warnings=(*spec.warnings, *warnings))
 
 
-def _resolve_model(decided: _Decisions, options: ServeOptions, spec: ModelSpec) -> None:
+def _resolve_model(decided: _Decisions, options: ServeOptions, spec: ModelSpec, rules: EngineRules) -> None:
     decided.pick("served_model_name", options.served_model_name, options.model_path or DEMO_NAME, "derived")
     if options.context_length is not None and options.context_length > spec.context_len:
         raise ConfigError(
@@ -167,10 +169,13 @@ def _resolve_model(decided: _Decisions, options: ServeOptions, spec: ModelSpec) 
             f"The checkpoint's data type {spec.dtype} is not one of {', '.join(COMPUTE_DTYPES)}; choose with --dtype."
         )
     dtype = decided.pick("dtype", _unless_auto(options.dtype), spec.dtype, "model default")
-    decided.pick("kv_cache_dtype", _unless_auto(options.kv_cache_dtype), dtype, "derived")
+    calibrated = spec.checkpoint_kv_dtype if rules.kv_follows_checkpoint else None
+    kv_flag = _unless_auto(options.kv_cache_dtype)
+    decided.pick("kv_cache_dtype", kv_flag, calibrated or dtype, "model default" if calibrated else "derived")
     decided.pick("mamba_ssm_dtype", options.mamba_ssm_dtype, spec.ssm_dtype, "model default")
     # The reference's windows are bfloat16 whatever the model; that would round the inputs of float32 or float16 ones.
-    decided.pick("mamba_conv_dtype", _unless_auto(options.mamba_conv_dtype), dtype, "derived")
+    conv_dtype = rules.conv_dtype or dtype
+    decided.pick("mamba_conv_dtype", _unless_auto(options.mamba_conv_dtype), conv_dtype, "derived")
 
 
 def _unless_auto(value: str) -> str | None:
@@ -184,7 +189,9 @@ def _resolve_page_size(decided: _Decisions, options: ServeOptions, spec: ModelSp
     decided.pick("page_size", options.page_size, int(value), "model default" if own else "default")
 
 
-def _resolve_memory(decided: _Decisions, options: ServeOptions, spec: ModelSpec, device: DeviceFacts) -> None:
+def _resolve_memory(
+    decided: _Decisions, options: ServeOptions, spec: ModelSpec, device: DeviceFacts, rules: EngineRules
+) -> None:
     capacity = decided.pick("device_memory_bytes", options.device_memory_bytes, device.memory_bytes, "measured")
     ratio, own = model_default("mamba_full_memory_ratio", architecture=spec.architecture, family=spec.family)
     decided.pick(
@@ -195,8 +202,16 @@ def _resolve_memory(decided: _Decisions, options: ServeOptions, spec: ModelSpec,
         capacity,
         prefill_tokens=options.max_prefill_tokens if chunk is None else chunk,
         ranks=options.tp_size * options.pp_size,
+        graph_requests=decode_graph_requests(capacity, tp=options.tp_size, running=options.max_running_requests)
+        if rules.graphs
+        else None,
     )
     decided.pick("mem_fraction_static", options.mem_fraction_static, fraction, "derived")
+
+
+def _resolve_running(decided: _Decisions, options: ServeOptions, rules: EngineRules) -> None:
+    otherwise = rules.default_running_with_drafts if options.speculative_num_draft_tokens else None
+    decided.pick("max_running_requests", options.max_running_requests, otherwise, "default")
 
 
 def _resolve_chunk(decided: _Decisions, options: ServeOptions, capacity_bytes: int | None) -> int | None:
@@ -214,7 +229,9 @@ def _resolve_chunk(decided: _Decisions, options: ServeOptions, capacity_bytes: i
     return decided.pick("chunked_prefill_size", asked, default, "derived")
 
 
-def _resolve_cache(decided: _Decisions, options: ServeOptions, spec: ModelSpec, device: DeviceFacts) -> tuple[str, ...]:
+def _resolve_cache(
+    decided: _Decisions, options: ServeOptions, spec: ModelSpec, device: DeviceFacts, rules: EngineRules
+) -> tuple[str, ...]:
     """Strategy, overlap, slots and grids; returns the warnings."""
     page_size: int = decided.values["page_size"]
     radix = not options.disable_radix_cache
@@ -226,7 +243,8 @@ def _resolve_cache(decided: _Decisions, options: ServeOptions, spec: ModelSpec, 
         "default" if choice.overlap else ("flag" if options.disable_overlap_schedule else "derived")
     )
     decided.put("overlap", choice.overlap, overlap_origin)
-    slots = slots_per_request(choice.strategy, overlap=choice.overlap, radix=radix)
+    skips = rules.skip_decode_lock
+    slots = slots_per_request(choice.strategy, overlap=choice.overlap, radix=radix, skip_decode_lock=skips)
     decided.put("slots_per_request", slots, "derived")
     decided.put("track_slots", track_slots(choice.strategy, overlap=choice.overlap), "derived")
     if not radix:  # no checkpoint is kept, so nothing needs to lie on a grid

@@ -24,7 +24,8 @@ from twinpool.engine.tensors import Memory
 from twinpool.engine.text import Tokenizer
 from twinpool.errors import ConfigError, ModelError
 from twinpool.memory.arena import Arena
-from twinpool.memory.budget import MemoryRequest, plan_memory
+from twinpool.memory.budget import plan_memory
+from twinpool.memory.inputs import memory_request
 from twinpool.memory.ledger import Ledger
 from twinpool.memory.pools import Pool
 from twinpool.models.adopt import SOURCES, AdoptedModel, load_model
@@ -66,7 +67,11 @@ def boot_engine(options: ServeOptions, *, poison_freed: bool = False, clock: Clo
     threads = resolved.threads or host.usable_cores()
     set_threads(threads)
     loaded = _load_model(folder, resolved, pre_load_bytes)
-    ledger = plan_memory(memory_request(spec, resolved, loaded.pre_load_bytes, loaded.available_bytes))
+    ledger = plan_memory(
+        memory_request(
+            spec, resolved, pre_load_bytes=loaded.pre_load_bytes, available_bytes=loaded.available_bytes
+        )
+    )
     memory = _allocate(spec, resolved, ledger)
     executor = TorchExecutor(
         forward=_forward(loaded.model, memory),
@@ -91,31 +96,6 @@ def boot_engine(options: ServeOptions, *, poison_freed: bool = False, clock: Clo
     )
     _log_pools(facts, memory.arena.total_bytes)
     return engine
-
-
-def memory_request(spec: ModelSpec, resolved: Resolved, pre_load_bytes: int, available_bytes: int) -> MemoryRequest:
-    """What the budget needs to know, of one rank."""
-    tp = resolved.tp_size
-    return MemoryRequest(
-        pre_load_bytes=pre_load_bytes,
-        available_bytes=available_bytes,
-        mem_fraction_static=resolved.mem_fraction_static,
-        context_len=resolved.context_len,
-        conv_bytes=spec.conv_bytes_per_slot(conv_dtype=resolved.mamba_conv_dtype, tp=tp),
-        ssm_bytes=spec.ssm_bytes_per_slot(ssm_dtype=resolved.mamba_ssm_dtype, tp=tp),
-        kv_bytes_per_token=spec.kv_bytes_per_token(kv_dtype=resolved.kv_cache_dtype, tp=tp),
-        slots_per_request=resolved.slots_per_request,
-        page_size=resolved.page_size,
-        ratio=resolved.mamba_full_memory_ratio,
-        max_mamba_cache_size=resolved.max_mamba_cache_size,
-        max_running_requests=resolved.max_running_requests,
-        max_total_tokens=resolved.max_total_tokens,
-        radix_cache=resolved.radix_cache,
-        dp=resolved.dp_size,
-        dcp=resolved.dcp_size,
-        draft_tokens=resolved.speculative_num_draft_tokens,
-        origins=resolved.origins,
-    )
 
 
 def _load_tokenizer(resolved: Resolved, folder: Path) -> Tokenizer:

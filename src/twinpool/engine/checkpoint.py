@@ -6,6 +6,7 @@ from pathlib import Path
 
 from twinpool.errors import ModelError
 from twinpool.models.config_file import read_config
+from twinpool.models.hub import fetch_snapshot
 from twinpool.models.spec import ModelSpec
 
 DEMO_FOLDER = Path(__file__).resolve().parents[1] / "demo"
@@ -24,22 +25,7 @@ def find_folder(model_path: str | None, *, revision: str | None = None, flag: st
     # A hub id is `name` or `owner/name`; anything else can only be meant as a path.
     if model_path.count("/") > 1 or model_path.startswith((".", "/", "~")):
         raise ModelError(f"there is no folder {model_path} ({flag} takes a local folder or a hub id).")
-    return _download(model_path, revision, flag)
-
-
-def _download(hub_id: str, revision: str | None, flag: str) -> Path:
-    import httpx
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    wanted = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
-    try:
-        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=wanted))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError, httpx.HTTPError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(
-            f"{hub_id} is neither a local folder nor a hub id that can be fetched: {reason} ({flag})."
-        ) from error
+    return fetch_snapshot(model_path, revision=revision, flag=flag)
 
 
 def read_spec(folder: Path) -> ModelSpec:

@@ -111,7 +111,10 @@ def _static_lines(request: MemoryRequest, parts: Split) -> tuple[LedgerLine, ...
     raised = parts.slack_bytes == request.activation_reserve_bytes > 0
     lines = [
         LedgerLine(
-            "weights", _whole_bytes(request) - request.available_bytes, "measured", "gone when they were loaded"
+            "weights",
+            _whole_bytes(request) - request.available_bytes,
+            request.origins.get("weights", "measured"),
+            "gone when they were loaded",
         ),
         LedgerLine(
             SLACK,
@@ -169,7 +172,7 @@ def _kv_lines(request: MemoryRequest, parts: Split) -> tuple[LedgerLine, ...]:
     )
     if page:
         lines.append(LedgerLine("KV padding page", page, "derived", "page 0, out of slack", part_of=SLACK))
-        if request.hybrid:
+        if request.hybrid and request.one_arena:
             arena = Arena(page_bytes=page, slot_bytes=request.stage_slot_bytes, n_slots=parts.slots, n_pages=pages)
             note = f"slots take {arena.pages_per_slot} whole pages, out of slack"
             lines.append(LedgerLine("arena rounding", arena.rounding_bytes, "derived", note, part_of=SLACK))

@@ -20,6 +20,7 @@ class MemoryRequest:
     (ReplaySSM, a prefill-only worker). extra_slot_bytes: side states of each slot; fixed_bytes: rings that do not
     depend on the number of slots.
     activation_reserve_bytes: least slack. charge_padding_slot: False for engines that do not count slot 0.
+    one_arena: slots take whole KV pages (ours); False for engines with two buffers.
     origins: name of a value here to where it came from ('flag', 'model default', ...), shown in the ledger.
     """
 
@@ -47,6 +48,7 @@ class MemoryRequest:
     multimodal_bytes: int = 0
     activation_reserve_bytes: int = 0
     charge_padding_slot: bool = True
+    one_arena: bool = True
     origins: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -36,12 +36,16 @@ def _row(name: str) -> Strategy:
     return STRATEGIES[name]
 
 
-def slots_per_request(name: str, *, overlap: bool, radix: bool = True) -> int:
-    """S, the state slots charged for each running request: 5 / 4 / 4 / 3, and 1 without the radix cache (reference 3.3)."""
+def slots_per_request(name: str, *, overlap: bool, radix: bool = True, skip_decode_lock: bool = False) -> int:
+    """S, the state slots charged for each running request: 5 / 4 / 4 / 3, and 1 without the radix cache (reference 3.3).
+
+    skip_decode_lock: the matched prefix is not held while a request decodes, one slot less where states are tracked.
+    """
     if not radix:
         return 1
     row = _row(name)
-    return BASE_SLOTS + (row.added_overlap if overlap else row.added_serial)
+    added = row.added_overlap if overlap else row.added_serial
+    return BASE_SLOTS + added - (1 if skip_decode_lock and added else 0)
 
 
 def track_slots(name: str, *, overlap: bool) -> int:

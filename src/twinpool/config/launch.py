@@ -1,0 +1,192 @@
+"""A launch line as users have it, of any engine: what it says about memory, and which of its flags say nothing about it.
+
+Lenient where a server is strict: an unknown flag is listed, not refused, because the line belongs to another program.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from twinpool.config.command_line import by_flag, is_number
+from twinpool.config.deployment import SYNONYMS, Deployment, deployment_options
+from twinpool.config.field import Option, Value, options_of
+from twinpool.config.refused import refusals
+from twinpool.config.vllm_flags import VllmFlags
+from twinpool.errors import ConfigError
+
+# The word that starts the engine, and the word that may follow it.
+ENGINES = {
+    "sglang.launch_server": "sglang", "sglang.serve": "sglang", "sglang": "sglang", "vllm": "vllm", "twinpool": "twinpool",
+    "vllm.entrypoints.openai.api_server": "vllm",
+}  # fmt: skip
+_ENVIRONMENT = re.compile(r"[A-Z][A-Z0-9_]*=.*", re.DOTALL)
+_SKIP_LOCK = "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK"
+_STATE_DTYPES = {"SGLANG_MAMBA_CONV_DTYPE": "mamba_conv_dtype", "SGLANG_MAMBA_SSM_DTYPE": "mamba_ssm_dtype"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchLine:
+    """engine: None when the line does not say. model: the positional model, if any. flags: of a two-pool engine or of vLLM.
+
+    no_effect: flags that are known and do not change the two pools. not_modelled: flags that do change memory, in a way
+    that the plan leaves out. unknown: sentences about flags nobody knows.
+    """
+
+    engine: str | None = None
+    model: str | None = None
+    deployment: Deployment = field(default_factory=Deployment)
+    vllm: VllmFlags | None = None
+    no_effect: tuple[str, ...] = ()
+    not_modelled: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+def split_words(text: str) -> list[str]:
+    """The words of a pasted line: continuations joined, comments dropped. Raises ConfigError for an open quote."""
+    joined = re.sub(r"\\\s*\n", " ", text)
+    try:
+        return shlex.split(joined, comments=True)
+    except ValueError as error:
+        raise ConfigError(f"The launch line cannot be split into words: {error}.") from error
+
+
+def read_launch(words: Sequence[str], *, engine: str | None = None) -> LaunchLine:
+    """Read the words of a launch line. engine: what it is for, where the line itself does not say.
+
+    Raises ConfigError for a known flag with a bad value.
+    """
+    environment, rest = _environment(words)
+    found, flags = _command(rest)
+    engine = found or engine
+    owner: type = VllmFlags if engine == "vllm" else Deployment
+    values, stray, others = _read(options_of(owner), flags)
+    model = stray.pop(0) if stray else None
+    line = _sort_out(LaunchLine(engine=engine, model=model), others, known=by_flag(options_of(owner)))
+    line = replace(line, unknown=(*line.unknown, *(f"'{word}' belongs to no flag." for word in stray)))
+    if engine == "vllm":
+        flags_of_vllm = VllmFlags(**values)
+        return replace(line, model=model or flags_of_vllm.model, vllm=flags_of_vllm)
+    deployment = deployment_from({**environment, **values})
+    return replace(line, model=model or deployment.model_path, deployment=deployment)
+
+
+def deployment_from(values: Mapping[str, Any]) -> Deployment:
+    """A Deployment of these fields: synonyms of dtypes resolved, draft tokens of a speculative algorithm filled in.
+
+    Raises ConfigError.
+    """
+    plain = {name: SYNONYMS.get(value, value) if name.endswith("dtype") else value for name, value in values.items()}
+    Deployment(**values)  # checks what was written, before synonyms replace it
+    algorithm = plain.get("speculative_algorithm")
+    if algorithm is not None and plain.get("speculative_num_draft_tokens") is None:
+        steps = plain.get("speculative_num_steps")
+        if steps is None or (plain.get("speculative_eagle_topk") or 1) > 1:
+            raise ConfigError(
+                f"--speculative-algorithm {algorithm} needs --speculative-num-draft-tokens: "
+                "a state is kept for each draft token, and without the number none of them can be counted."
+            )
+        plain["speculative_num_draft_tokens"] = steps + 1
+    return Deployment(**plain, given=frozenset(plain))
+
+
+def _environment(words: Sequence[str]) -> tuple[dict[str, Value], list[str]]:
+    """Variables that change memory, and the words without any NAME=VALUE in front of the command."""
+    values: dict[str, Value] = {}
+    rest: list[str] = []
+    for word in words:
+        is_flag_value = bool(rest) and rest[-1].startswith("-") and rest[-1] not in ("-e", "--env")
+        if is_flag_value or not _ENVIRONMENT.fullmatch(word):
+            rest.append(word)
+            continue
+        name, _, value = word.partition("=")
+        if name == _SKIP_LOCK:
+            values["skip_decode_lock"] = value.lower() in ("1", "true", "yes", "on")
+        elif name in _STATE_DTYPES:
+            values[_STATE_DTYPES[name]] = value
+    return values, rest
+
+
+def _command(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """(engine, words after the command). Without a command all words are flags."""
+    for at, word in enumerate(words):
+        name = word.rsplit("/", 1)[-1]
+        if name not in ENGINES:
+            continue
+        follows = words[at + 1] if at + 1 < len(words) else ""
+        if "." in name or follows in ("serve", "launch_server"):
+            return ENGINES[name], list(words[at + (1 if "." in name else 2) :])
+    return None, list(words)
+
+
+def _read(
+    options: Sequence[Option], words: Sequence[str]
+) -> tuple[dict[str, Any], list[str], list[tuple[str, list[str]]]]:
+    """(values of known flags, words before any flag or after a switch, other flags with their words)."""
+    known = by_flag(options)
+    values: dict[str, Any] = {}
+    stray: list[str] = []
+    others: list[tuple[str, list[str]]] = []
+    taking: list[str] = stray
+    waiting = list(words)
+    while waiting:
+        word = waiting.pop(0)
+        if not word.startswith("-") or is_number(word) or word == "-":
+            taking.append(word)
+            continue
+        name, has_value, inline = word.partition("=")
+        option = known.get(name) or known.get(name.replace("_", "-"))
+        if option is None:
+            others.append((name, [inline] if has_value else []))
+            taking = others[-1][1]
+            continue
+        taking = stray
+        if option.kind is bool:
+            values[option.field] = inline.lower() not in ("false", "0")
+        elif has_value or (waiting and (not waiting[0].startswith("-") or is_number(waiting[0]))):
+            values[option.field] = option.parse(inline if has_value else waiting.pop(0))
+        else:
+            raise ConfigError(f"{name} in the launch line has no value.")
+    return values, stray, others
+
+
+def _sort_out(line: LaunchLine, others: Sequence[tuple[str, list[str]]], *, known: Mapping[str, Option]) -> LaunchLine:
+    """The line with every flag that is no option in one of three lists."""
+    no_effect: list[str] = []
+    not_modelled: list[str] = []
+    unknown: list[str] = []
+    elsewhere = {*refusals().flags, *by_flag(deployment_options()), *NO_EFFECT}
+    for name, words in others:
+        shown = " ".join((name, *words))
+        if name in NOT_MODELLED:
+            not_modelled.append(shown)
+        elif name in elsewhere:
+            no_effect.append(shown)
+        else:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+            hint = f"did you mean {close[0]}?" if close else "it was not taken into account."
+            unknown.append(f"{shown} is not a flag that twinpool knows; {hint}")
+    return replace(line, no_effect=tuple(no_effect), not_modelled=tuple(not_modelled), unknown=tuple(unknown))
+
+
+# Flags that change memory in ways the two pools do not show.
+NOT_MODELLED = frozenset({
+    "--enable-int8-mamba-checkpoint", "--int8-mamba-ckpt-size", "--enable-unified-memory", "--cpu-offload-gb", "--enable-lmcache",
+    "--swa-full-tokens-ratio", "--enable-lora", "--max-loras-per-batch", "--max-lora-rank", "--cuda-graph-max-bs", "--cuda-graph-bs",
+    "--disable-cuda-graph", "--enable-two-batch-overlap", "--enable-memory-saver", "--moe-a2a-backend", "--cpu-offload-params",
+    "--kv-transfer-config", "--kv-offloading-size", "--swap-space", "--speculative-draft-model-path",
+})  # fmt: skip
+# Flags of other engines that change neither pool, beside those of refused.toml.
+NO_EFFECT = frozenset({
+    "--tool-call-parser", "--enable-auto-tool-choice", "--reasoning-parser", "--disable-log-requests", "--enable-log-requests",
+    "--uvicorn-log-level", "--trust-remote-code", "--download-dir", "--seed", "--max-log-len", "--no-enable-log-requests",
+    "--chat-template-content-format", "--generation-config", "--override-generation-config", "--distributed-executor-backend",
+    "--async-scheduling", "--no-async-scheduling", "--limit-mm-per-prompt", "--mm-encoder-tp-mode", "--language-model-only",
+    "--enforce-eager", "--compilation-config", "-O", "--hf-overrides", "--load-format", "--disable-custom-all-reduce",
+    "--enable-expert-parallel", "--attention-backend", "--max-cudagraph-capture-size", "--cudagraph-capture-sizes",
+    "--default-chat-template-kwargs", "--enable-prompt-tokens-details", "--allowed-origins", "--structured-outputs-config",
+})  # fmt: skip

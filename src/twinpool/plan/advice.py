@@ -1,0 +1,225 @@
+"""What to change, cheapest first: memory fraction, strategy, split, data types, host tier, more devices. Each step is sized again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from twinpool.errors import TwinpoolError
+from twinpool.plan import inverse
+from twinpool.plan.machine import Machine
+from twinpool.plan.sizing import Sizing, changed
+from twinpool.plan.workload import Fit, Workload, fit, slots_needed, tokens_needed
+from twinpool.units import format_bytes
+
+STRATEGIES_BY_SLOTS = ("extra_buffer_lazy", "no_buffer")
+ACCURACY = "changes results slightly: compare answers on your own tasks before you keep it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One change: its title, why, the plan with it (and with all steps before it), and a warning to read first."""
+
+    title: str
+    why: str
+    sizing: Sizing
+    warning: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTier:
+    """Host memory of one rank for idle sessions that the device cannot keep, split by coverage (bytes).
+
+    proportional_sessions: how many sessions the same bytes cover when they are split like the device pools.
+    """
+
+    sessions: int
+    state_bytes: int
+    kv_bytes: int
+    proportional_sessions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A split that uses up both pools together for a workload that fits: the most idle sessions it can keep.
+
+    pin: --max-mamba-cache-size; ratio: gives as many slots (None: no ratio does); reason: why the pin is the safer one.
+    """
+
+    workload: Workload
+    pin: inverse.Pin
+    ratio: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """Steps in order, the plan after them and what it does to the workload; then what helps if that does not hold it.
+
+    holds: the workload fits after the steps. setting: the recommended split; where the workload does not fit, of the
+    nearest one that does (fewer idle sessions, then fewer running requests); None when not one request fits.
+    options: data types that would help, each alone, behind a warning. ranks: the fewest that hold the workload.
+    """
+
+    steps: tuple[Step, ...]
+    final: Sizing
+    fit: Fit | None
+    holds: bool
+    setting: Setting | None
+    options: tuple[Step, ...]
+    host: HostTier | None
+    ranks: int | None
+
+
+def advise(workload: Workload, sizing: Sizing, *, machine_of: Callable[[int], Machine]) -> Advice:
+    """Look for the cheapest change of flags under which the workload fits."""
+    steps: list[Step] = []
+    current = sizing
+    for step_from in (_raise_fraction, _fewer_slots, _split):
+        if _holds(workload, current):
+            break
+        for step in step_from(workload, current):
+            steps.append(step)
+            current = step.sizing
+    holds = _holds(workload, current)
+    return Advice(
+        steps=tuple(steps),
+        final=current,
+        fit=fit(workload, current) if current.ledger is not None else None,
+        holds=holds,
+        setting=_setting(workload, current),
+        options=tuple(_smaller_types(current)),
+        host=None if holds else _host_tier(workload, current),
+        ranks=None if holds else inverse.fewest_ranks(workload, current, machine_of=machine_of),
+    )
+
+
+def _setting(workload: Workload, sizing: Sizing) -> Setting | None:
+    nearest = replace(workload, idle_sessions=0)
+    if inverse.pin_for(nearest, sizing) is None:
+        nearest = replace(nearest, running=inverse.most_running(nearest, sizing))
+    if nearest.running == 0:
+        return None
+    nearest = replace(nearest, idle_sessions=inverse.most_idle(nearest, sizing))
+    pin = inverse.pin_for(nearest, sizing)
+    assert pin is not None, "the inverse found a workload that the forward computation refuses"
+    ratio = inverse.ratio_for_slots(sizing, pin.slots // sizing.request.dp)
+    return Setting(workload=nearest, pin=pin, ratio=ratio, reason=_pin_reason(nearest, sizing))
+
+
+def _holds(workload: Workload, sizing: Sizing) -> bool:
+    if sizing.ledger is None:
+        return False
+    found = fit(workload, sizing)
+    return found.holds and found.running >= workload.running
+
+
+def _raise_fraction(workload: Workload, sizing: Sizing) -> Iterator[Step]:
+    """Up to the default of this device: what an engine takes by itself is known to leave room for activations."""
+    if sizing.flags.mem_fraction_static is None:
+        return
+    before = sizing.resolved.mem_fraction_static
+    default = changed(sizing, mem_fraction_static=None).resolved.mem_fraction_static
+    if default <= before:
+        return
+    gained_bytes = int((default - before) * sizing.request.pre_load_bytes)
+    yield Step(
+        title=f"--mem-fraction-static {default}",
+        why=f"{format_bytes(gained_bytes)} of the slack go to the pools; {default} is the default for this device",
+        sizing=changed(sizing, mem_fraction_static=default),
+    )
+
+
+def _fewer_slots(workload: Workload, sizing: Sizing) -> Iterator[Step]:
+    """A strategy that charges fewer slots for each running request, where states are what is short."""
+    if sizing.ledger is not None and not fit(workload, sizing).slots_short:
+        return
+    for name in STRATEGIES_BY_SLOTS:
+        try:
+            tried = changed(
+                sizing, mamba_radix_cache_strategy=name, disable_overlap_schedule=name == "no_buffer",
+                page_size=1 if name == "no_buffer" else sizing.flags.page_size,
+            )  # fmt: skip
+        except TwinpoolError:
+            continue  # this model or these flags do not allow it
+        if tried.request.slots_per_request >= sizing.request.slots_per_request:
+            continue
+        cost = "no overlap of scheduling and forward, and no checkpoints while decoding"
+        yield Step(
+            title=f"--mamba-radix-cache-strategy {name}",
+            why=f"S falls from {sizing.request.slots_per_request} to {tried.request.slots_per_request} slots a request",
+            sizing=tried,
+            warning=cost if name == "no_buffer" else "",
+        )
+        if _holds(workload, tried):
+            return
+        sizing = tried
+
+
+def _split(workload: Workload, sizing: Sizing) -> Iterator[Step]:
+    """Pin the slots that the workload needs; KV takes the rest."""
+    pin = inverse.pin_for(workload, sizing)
+    if pin is None:
+        return
+    tried = changed(
+        sizing, max_mamba_cache_size=pin.slots, mamba_full_memory_ratio=None, max_running_requests=workload.running
+    )
+    yield Step(
+        title=f"--max-mamba-cache-size {pin.slots} --max-running-requests {workload.running}",
+        why=f"{pin.slots} slots are what the workload needs, and KV then holds {pin.tokens:,} tokens on each worker",
+        sizing=tried,
+    )
+
+
+def _smaller_types(sizing: Sizing) -> Iterator[Step]:
+    """Data types that shrink one pool's unit."""
+    if sizing.resolved.mamba_ssm_dtype == "float32" and sizing.request.ssm_bytes and sizing.model.config:
+        half = changed(sizing, mamba_ssm_dtype="bfloat16")
+        sizes = f"{format_bytes(sizing.request.stage_slot_bytes)} to {format_bytes(half.request.stage_slot_bytes)}"
+        yield Step(title="--mamba-ssm-dtype bfloat16", why=f"a slot falls from {sizes}", sizing=half, warning=ACCURACY)
+    if (
+        sizing.resolved.kv_cache_dtype in ("bfloat16", "float16")
+        and sizing.model.config
+        and sizing.rules.name != "twinpool"
+    ):
+        try:
+            small = changed(sizing, kv_cache_dtype="fp8_e4m3")
+        except TwinpoolError:
+            return
+        sizes = f"{sizing.request.kv_bytes_per_token:,} to {small.request.kv_bytes_per_token:,} bytes"
+        yield Step(title="--kv-cache-dtype fp8_e4m3", why=f"a token falls from {sizes}", sizing=small, warning=ACCURACY)
+
+
+def _pin_reason(workload: Workload, sizing: Sizing) -> str:
+    """When a pin is safer than a ratio."""
+    te = sizing.token_equivalents
+    if te is None:
+        return "the model keeps no KV, so there is nothing to split"
+    if sizing.request.charged_drafts:
+        return "a ratio solves for draft scratch of K // S requests and gives what is left over to KV: a pin says what you get"
+    slots = slots_needed(workload, sizing)
+    return (
+        f"a pin of at least {slots} slots keeps {workload.running} requests running whatever memory is free at boot; "
+        f"under a ratio each slot lost to a fuller device also moves {math.ceil(te):,} tokens"
+    )
+
+
+def _host_tier(workload: Workload, sizing: Sizing) -> HostTier | None:
+    """Bytes for the idle sessions that do not fit, so that KV and checkpoints cover the same ones."""
+    missing = workload.idle_sessions - (fit(workload, sizing).idle if sizing.ledger is not None else 0)
+    if missing <= 0 or sizing.ledger is None:
+        return None
+    request = sizing.request
+    per_worker = math.ceil(missing / request.dp)
+    slot = (request.stage_slot_bytes + request.stage_extra_bytes) * workload.checkpoints_per_session
+    one = replace(workload, running=0, idle_sessions=request.dp)
+    kv = tokens_needed(one, sizing) * request.kv_bytes_per_token // request.dcp
+    total, ledger = per_worker * (slot + kv), sizing.ledger
+    device_states = ledger.conv_pool_bytes + ledger.ssm_pool_bytes + ledger.extra_pool_bytes
+    share = device_states / (device_states + ledger.kv_pool_bytes)
+    covered = min(int(total * share) // slot, int(total * (1 - share)) // kv if kv else per_worker)
+    return HostTier(
+        sessions=missing, state_bytes=per_worker * slot, kv_bytes=per_worker * kv,
+        proportional_sessions=min(covered, per_worker) * request.dp,
+    )  # fmt: skip

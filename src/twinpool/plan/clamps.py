@@ -1,0 +1,92 @@
+"""What an engine will do to a wish without asking: requests that are capped, slots nobody uses, prompts that cannot run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from twinpool.config.launch import LaunchLine
+from twinpool.memory.ledger import Ledger
+from twinpool.memory.split import one_slot_a_request
+from twinpool.plan.sizing import Sizing
+from twinpool.units import format_bytes
+
+
+def clamps(sizing: Sizing, line: LaunchLine) -> tuple[str, ...]:
+    """A sentence for each; the engine's own warnings first, then what it does not say."""
+    found = [*sizing.resolved.warnings]
+    if sizing.ledger is not None:
+        found += sizing.ledger.warnings
+        found += _effective_requests(sizing, sizing.ledger)
+        found += _lengths(sizing, sizing.ledger)
+        found += _idle_memory(sizing, sizing.ledger)
+    found += _unused_flags(sizing)
+    found += [f"{flag} changes memory and is not part of this plan." for flag in line.not_modelled]
+    return tuple(dict.fromkeys(found))
+
+
+def _effective_requests(sizing: Sizing, ledger: Ledger) -> Iterator[str]:
+    """The number that /server_info shows is the wish; this one is what runs."""
+    request, dp = sizing.request, sizing.request.dp
+    asked = request.max_running_requests
+    runs = ledger.max_running_requests * dp
+    if asked is not None and runs < asked:
+        yield (
+            f"--max-running-requests {asked} becomes {runs}: {ledger.max_mamba_cache_size} slots / "
+            f"{ledger.slots_per_request} a request = {ledger.max_mamba_cache_size // ledger.slots_per_request} on each of "
+            f"{dp} worker{'s' * (dp > 1)}; the rest of the requests wait in the queue."
+        )
+    elif asked is not None and asked % dp and asked > dp:
+        yield f"--max-running-requests {asked} is divided by {dp} workers and rounded down: {runs} run."
+    if asked is None:
+        yield f"--max-running-requests is not given: {runs} requests may run at once."
+    pin = request.max_mamba_cache_size
+    if pin is not None and pin % dp:
+        yield f"--max-mamba-cache-size {pin} is divided by {dp} workers and rounded down: {pin // dp * dp} slots."
+
+
+def _lengths(sizing: Sizing, ledger: Ledger) -> Iterator[str]:
+    """Contexts that the KV pool cannot hold, and prompts too short to be reused."""
+    limit = sizing.resolved.context_len
+    if sizing.request.kv_bytes_per_token and ledger.logical_tokens < limit:
+        yield (
+            f"The context of {limit:,} tokens is longer than the KV pool of {ledger.logical_tokens:,}: "
+            "a request that grows beyond the pool is refused or ended."
+        )
+    grids = sizing.resolved.grids
+    if sizing.resolved.radix_cache and sizing.resolved.track_slots:
+        yield (
+            f"A prefix is reused only up to a checkpoint: nothing below {grids.checkpoint_tokens} tokens, and while "
+            f"decoding one every {grids.track_tokens} tokens."
+        )
+
+
+def _idle_memory(sizing: Sizing, ledger: Ledger) -> Iterator[str]:
+    """Bytes that no request of this configuration can use."""
+    needed = ledger.max_running_requests * ledger.slots_per_request
+    spare = ledger.max_mamba_cache_size - needed
+    if not sizing.request.radix_cache and spare > 0:
+        yield (
+            f"{spare} of {ledger.max_mamba_cache_size} slots ({format_bytes(spare * ledger.slot_bytes)}) are never used: "
+            f"without the radix cache {ledger.max_running_requests} requests take one each."
+        )
+    elif spare > 4 * needed:
+        yield (
+            f"{spare} of {ledger.max_mamba_cache_size} slots ({format_bytes(spare * ledger.slot_bytes)}) are beyond what "
+            f"{ledger.max_running_requests} running requests take; they only hold checkpoints of idle sessions."
+        )
+
+
+def _unused_flags(sizing: Sizing) -> Iterator[str]:
+    """Flags that lose against others (reference 1.3)."""
+    flags = sizing.flags
+    if flags.max_mamba_cache_size is not None and flags.mamba_full_memory_ratio is not None:
+        yield "--mamba-full-memory-ratio is ignored: --max-mamba-cache-size beats it."
+    elif one_slot_a_request(sizing.request) and flags.mamba_full_memory_ratio is not None:
+        yield "--mamba-full-memory-ratio is ignored: without the radix cache each running request gets one slot."
+    if flags.enable_hierarchical_cache and flags.disable_radix_cache:
+        yield "--enable-hierarchical-cache is refused together with --disable-radix-cache."
+    if flags.replicas > 1 and sizing.rules.name != "twinpool":
+        yield (
+            f"--dp-size {flags.replicas} without --enable-dp-attention starts separate replicas: slots and requests are "
+            "those of each replica."
+        )

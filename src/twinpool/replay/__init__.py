@@ -1,0 +1,1 @@
+"""Recorded and synthetic workloads: reading, describing and replaying them."""
