@@ -12,7 +12,7 @@ import numpy as np
 
 from twinpool.config.field import Flag, options_of
 from twinpool.replay.formats.assemble import Draft, build_session
-from twinpool.replay.trace import Session, Trace
+from twinpool.replay.trace import Session, Trace, TraceRequest
 
 FORMAT = "synthetic"
 
@@ -41,7 +41,8 @@ class SyntheticOptions:
     ] = 50.0  # fmt: skip
     variation: Annotated[
         float,
-        Flag("Spread of lengths and think times: sigma of a log-normal; 0: all are average.", metavar="F", at_least=0),
+        Flag("Spread of lengths and think times: sigma of a log-normal; 0: all are average.",
+            metavar="F", at_least=0, at_most=5),
     ] = 0.5  # fmt: skip
     fork_share: Annotated[
         float,
@@ -56,12 +57,19 @@ class SyntheticOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
-    """What a fork needs of a request: its prompt's ids and length, and the end of its answer in seconds."""
+class _Origin:
+    """What a session's first prompt extends: ids of full blocks, tokens, and when that was answered."""
 
     ids: list[int]
-    input_tokens: int
+    tokens: int
     end_s: float
+    session: str | None
+
+
+def _origin_of(request: TraceRequest) -> _Origin:
+    """A request to fork off."""
+    end_s = request.arrival_s + (request.api_time_s or 0.0)
+    return _Origin(request.blocks.tolist(), request.input_tokens, end_s, request.session)
 
 
 def synthesize(options: SyntheticOptions) -> Trace:
@@ -72,33 +80,23 @@ def synthesize(options: SyntheticOptions) -> Trace:
     """
     draw = _Draws(options)
     system_ids = [draw.block() for _ in range(options.system_tokens // options.block_size)]
-    root = _Turn(system_ids, options.system_tokens, 0.0)
+    root = _Origin(system_ids, options.system_tokens, 0.0, None)
     sessions: list[Session] = []
-    history: list[list[_Turn]] = []
     start_s = 0.0
     for index in range(options.sessions):
-        origin, parent = root, None
-        if history and draw.random.random() < options.fork_share:
-            parent = draw.random.randrange(len(history))
-            origin = draw.random.choice(history[parent])
-        begin_s = max(start_s, origin.end_s)
-        drafts, turns = _conversation(options, draw, origin, begin_s=begin_s, place=index)
-        sessions.append(
-            build_session(f"s{index}", drafts, origin_s=0.0, parent=None if parent is None else f"s{parent}")
-        )
-        history.append(turns)
+        forks = index > 0 and draw.random.random() < options.fork_share
+        origin = _origin_of(draw.random.choice(draw.random.choice(sessions).requests)) if forks else root
+        drafts = _conversation(options, draw, origin, begin_s=max(start_s, origin.end_s))
+        sessions.append(build_session(f"s{index}", drafts, origin_s=0.0, parent=origin.session))
         start_s += draw.gap_s()
     ordered = sorted(sessions, key=lambda session: session.requests[0].arrival_s)
     return Trace(f"synthetic seed {options.seed}", FORMAT, options.block_size, "global", "trace", tuple(ordered))
 
 
-def _conversation(
-    options: SyntheticOptions, draw: _Draws, origin: _Turn, *, begin_s: float, place: int
-) -> tuple[list[Draft], list[_Turn]]:
+def _conversation(options: SyntheticOptions, draw: _Draws, origin: _Origin, *, begin_s: float) -> list[Draft]:
     """One session's requests, the first at begin_s, its prompt an extension of the origin's."""
-    ids, tokens, at_s = list(origin.ids), origin.input_tokens, begin_s
+    ids, tokens, at_s = list(origin.ids), origin.tokens, begin_s
     drafts: list[Draft] = []
-    turns: list[_Turn] = []
     think_s = None
     for turn in range(options.turns):
         tokens += draw.length(options.input_tokens)
@@ -107,12 +105,11 @@ def _conversation(
         duration_s = output_tokens / options.tokens_per_s
         blocks = np.array(ids, dtype=np.int64)
         blocks.flags.writeable = False
-        drafts.append(Draft(f"s{place}", turn, at_s, tokens, output_tokens, blocks, think_s, duration_s))
-        turns.append(_Turn(list(ids), tokens, at_s + duration_s))
+        drafts.append(Draft(FORMAT, turn, at_s, tokens, output_tokens, blocks, think_s, duration_s))
         tokens += output_tokens
         think_s = draw.varied(options.think_s)
         at_s += duration_s + think_s
-    return drafts, turns
+    return drafts
 
 
 class _Draws:
