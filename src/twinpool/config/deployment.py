@@ -19,7 +19,12 @@ class SpeculationOptions:
     """Speculation"""
 
     speculative_algorithm: Annotated[
-        str | None, Flag("Speculative decoding; draft states and draft KV are charged.", metavar="NAME")
+        str | None,
+        Flag(
+            "Speculative decoding; draft states and draft KV are charged.",
+            aliases=("--speculative-algo",),
+            metavar="NAME",
+        ),
     ] = None
     speculative_num_steps: Annotated[int | None, Flag("Steps of the draft model.", metavar="N", at_least=0)] = None
     speculative_eagle_topk: Annotated[int | None, Flag("Branches of a draft step.", metavar="N", at_least=1)] = None

@@ -14,7 +14,8 @@ class EngineRules:
     float16 models. kv_follows_checkpoint: the KV cache takes the dtype that the checkpoint was calibrated for.
     graphs: memory for captured graphs is part of the default of --mem-fraction-static (reference 1.2), and nothing
     limits that reserve. default_running_with_drafts: --max-running-requests where speculation needs one and none is
-    given; None: it is asked for. one_arena: states and KV share one buffer of pages. skip_decode_lock: a request does not lock its matched prefix while it decodes (3.3).
+    given; None: it is asked for. one_arena: states and KV share one buffer of pages. skip_decode_lock: a request does
+    not lock its matched prefix while it decodes (3.3).
     """
 
     name: str

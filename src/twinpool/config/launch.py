@@ -6,6 +6,7 @@ Lenient where a server is strict: an unknown flag is listed, not refused, becaus
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,11 @@ ENGINES = {
     "sglang.launch_server": "sglang", "sglang.serve": "sglang", "sglang": "sglang", "vllm": "vllm", "twinpool": "twinpool",
     "vllm.entrypoints.openai.api_server": "vllm",
 }  # fmt: skip
+# Images whose entry point is the engine, so that its flags follow the image's name.
+IMAGES = {"vllm-openai": "vllm"}
 _ENVIRONMENT = re.compile(r"[A-Z][A-Z0-9_]*=.*", re.DOTALL)
+_CONTINUATION = re.compile(r"\\(?:[^\S\n]+#[^\n]*|[^\S\n]*)(?:\n|\Z)")
+_SHELL_END = re.compile(r"\d*>.*|[&|;].*", re.DOTALL)
 _SKIP_LOCK = "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK"
 _STATE_DTYPES = {"SGLANG_MAMBA_CONV_DTYPE": "mamba_conv_dtype", "SGLANG_MAMBA_SSM_DTYPE": "mamba_ssm_dtype"}
 
@@ -47,8 +52,10 @@ class LaunchLine:
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a pasted line: continuations joined, comments dropped. Raises ConfigError for an open quote."""
-    joined = re.sub(r"\\\s*\n", " ", text)
+    """The words of a pasted line: comments dropped, continuations joined. Raises ConfigError for an open quote."""
+    # A commented line goes first: joined to the next one, it would hide that too.
+    lines = (line for line in text.split("\n") if not line.lstrip().startswith("#"))
+    joined = _CONTINUATION.sub(" ", "\n".join(lines))
     try:
         return shlex.split(joined, comments=True)
     except ValueError as error:
@@ -65,14 +72,13 @@ def read_launch(words: Sequence[str], *, engine: str | None = None) -> LaunchLin
     engine = found or engine
     owner: type = VllmFlags if engine == "vllm" else Deployment
     values, stray, others = _read(options_of(owner), flags)
-    model = stray.pop(0) if stray else None
+    named = values.get("model" if engine == "vllm" else "model_path")
+    model = named or (stray.pop(0) if stray else None)
     line = _sort_out(LaunchLine(engine=engine, model=model), others, known=by_flag(options_of(owner)))
     line = replace(line, unknown=(*line.unknown, *(f"'{word}' belongs to no flag." for word in stray)))
     if engine == "vllm":
-        flags_of_vllm = VllmFlags(**values)
-        return replace(line, model=model or flags_of_vllm.model, vllm=flags_of_vllm)
-    deployment = deployment_from({**environment, **values})
-    return replace(line, model=model or deployment.model_path, deployment=deployment)
+        return replace(line, vllm=VllmFlags(**values))
+    return replace(line, deployment=deployment_from({**environment, **values}))
 
 
 def deployment_from(values: Mapping[str, Any]) -> Deployment:
@@ -98,7 +104,7 @@ def _environment(words: Sequence[str]) -> tuple[dict[str, Value], list[str]]:
     """Variables that change memory, and the words without any NAME=VALUE in front of the command."""
     values: dict[str, Value] = {}
     rest: list[str] = []
-    for word in words:
+    for word in (word.removeprefix("--env=") for word in words):
         is_flag_value = bool(rest) and rest[-1].startswith("-") and rest[-1] not in ("-e", "--env")
         if is_flag_value or not _ENVIRONMENT.fullmatch(word):
             rest.append(word)
@@ -112,15 +118,24 @@ def _environment(words: Sequence[str]) -> tuple[dict[str, Value], list[str]]:
 
 
 def _command(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """(engine, words after the command). Without a command all words are flags."""
-    for at, word in enumerate(words):
-        name = word.rsplit("/", 1)[-1]
+    """(engine, words after the command, up to what the shell takes). Without a command all words are flags."""
+    names = [word.rsplit("/", 1)[-1] for word in words]
+    for at, name in enumerate(names):
         if name not in ENGINES:
             continue
         follows = words[at + 1] if at + 1 < len(words) else ""
         if "." in name or follows in ("serve", "launch_server"):
-            return ENGINES[name], list(words[at + (1 if "." in name else 2) :])
-    return None, list(words)
+            return ENGINES[name], _of_command(words[at + (1 if "." in name else 2) :])
+    for at, name in enumerate(names):
+        image = re.split("[:@]", name, maxsplit=1)[0]
+        if image in IMAGES:
+            return IMAGES[image], _of_command(words[at + 1 :])
+    return None, _of_command(words)
+
+
+def _of_command(words: Sequence[str]) -> list[str]:
+    """The words before a redirection, a pipe or the next command."""
+    return list(itertools.takewhile(lambda word: not _SHELL_END.fullmatch(word), words))
 
 
 def _read(
@@ -139,7 +154,7 @@ def _read(
             taking.append(word)
             continue
         name, has_value, inline = word.partition("=")
-        option = known.get(name) or known.get(name.replace("_", "-"))
+        option = known.get(_dashed(name))
         if option is None:
             others.append((name, [inline] if has_value else []))
             taking = others[-1][1]
@@ -160,8 +175,8 @@ def _sort_out(line: LaunchLine, others: Sequence[tuple[str, list[str]]], *, know
     not_modelled: list[str] = []
     unknown: list[str] = []
     elsewhere = {*refusals().flags, *by_flag(deployment_options()), *NO_EFFECT}
-    for name, words in others:
-        shown = " ".join((name, *words))
+    for written, words in others:
+        name, shown = _dashed(written), " ".join((written, *words))
         if name in NOT_MODELLED:
             not_modelled.append(shown)
         elif name in elsewhere:
@@ -171,6 +186,11 @@ def _sort_out(line: LaunchLine, others: Sequence[tuple[str, list[str]]], *, know
             hint = f"did you mean {close[0]}?" if close else "it was not taken into account."
             unknown.append(f"{shown} is not a flag that twinpool knows; {hint}")
     return replace(line, no_effect=tuple(no_effect), not_modelled=tuple(not_modelled), unknown=tuple(unknown))
+
+
+def _dashed(name: str) -> str:
+    """A flag as it is listed: both engines take underscores for dashes."""
+    return name.replace("_", "-")
 
 
 # Flags that change memory in ways the two pools do not show.
