@@ -79,7 +79,9 @@ class _Line:
     def read(self, text: str) -> dict[str, Any] | None:
         """Field values found in a line of text, or None when it is another line."""
         found = self.pattern.search(text)
-        return None if found is None else {name: _value(found[name], kind) for name, kind in self.kinds.items()}
+        if found is None:
+            return None
+        return {name: _value(found[name], kind) for name, kind in self.kinds.items() if not name.startswith("_")}
 
 
 def _value(text: str, kind: str) -> int | float | str:
@@ -131,6 +133,22 @@ _LINES = tuple(
         _KV_LATENT,
         _POOL_END,
         _SCHEDULER,
+    )
+)
+
+# Forms of other versions: read, never printed.
+_TYPE = "type={model_class}, dtype={_dtype}, "
+_READ_ONLY = tuple(
+    _Line(template)
+    for template in (
+        _LOAD_END.replace("type={model_class}, ", f"{_TYPE}quant={{quantization}}, "),
+        _LOAD_END.replace("type={model_class}, ", _TYPE),
+        _LOAD_END.replace("elapsed={load_s:.2f} s, type={model_class}, ", f"{_TYPE}"),
+        _LOAD_END.replace("elapsed={load_s:.2f} s, ", ""),
+        _KV.replace("dtype: {kv_dtype}, ", ""),
+        _KV_LATENT.replace("dtype: {kv_dtype}, ", ""),
+        "Post-capture KV sizing: KV cache allocated. dtype: {kv_dtype}, #tokens: {kv_tokens:d}, KV size: {kv_gb:.2f} GB",
+        _SCHEDULER.removesuffix(", available_{device}_mem={available_gb:.2f} GB"),
     )
 )
 
@@ -244,7 +262,7 @@ def parse(text: str) -> tuple[BootFacts, ...]:
     ] = {}  # lines that come before pools, seen after them: a draft model, or the next boot
     for raw in text.splitlines():
         plain = _COLOUR.sub("", raw)
-        found = next((values for line in _LINES if (values := line.read(plain)) is not None), None)
+        found = next((values for line in (*_LINES, *_READ_ONLY) if (values := line.read(plain)) is not None), None)
         if found is None:
             continue
         label = _label(plain)

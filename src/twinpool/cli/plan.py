@@ -33,10 +33,10 @@ def run(argv: Sequence[str]) -> int:
         print(report.models_table() if options.list_models else report.devices_table(), end="")
         return 0
     if options.boot_log is not None:
-        return _boot_log(command, _read(options.boot_log))
+        return _boot_log(command, options.boot_log)
     if command.sweep:
         return _sweep(command)
-    return _plan(command)
+    return _vllm(command) if command.engine == "vllm" else _plan(command)
 
 
 def _plan(command: Command) -> int:
@@ -44,8 +44,45 @@ def _plan(command: Command) -> int:
     from twinpool.plan.run import plan
 
     result = plan(command)
-    print(document.text(result) if command.options.json else report.report_text(result), end="")
+    print(document.plan_json(result) if command.options.json else report.report_text(result), end="")
     return 0 if result.sizing.ledger is not None else MemoryRefusal.exit_code
+
+
+def _boot_log(command: Command, name: str) -> int:
+    from twinpool.plan import document, log_report
+    from twinpool.plan.log_plan import plan_log
+
+    boots = plan_log(command, _read(name))
+    print(document.log_json(boots) if command.options.json else log_report.log_text(boots), end="")
+    return 0
+
+
+def _sweep(command: Command) -> int:
+    from twinpool.plan import document
+    from twinpool.plan.run import plan
+    from twinpool.plan.sweep import sweep
+    from twinpool.plan.sweep_report import sweep_page, sweep_text
+
+    result = plan(command)
+    if result.workload is None:
+        raise ConfigError("A sweep needs a workload: give --running and --tokens-per-request, or --trace.")
+    found = sweep(result.workload, result.sizing, command.options)
+    if command.options.html is not None:
+        try:
+            Path(command.options.html).write_text(sweep_page(result, found))
+        except OSError as error:
+            raise ConfigError(f"--html {command.options.html} cannot be written: {error.strerror or error}.") from error
+    print(document.sweep_json(result, found) if command.options.json else sweep_text(result, found), end="")
+    return 0
+
+
+def _vllm(command: Command) -> int:
+    from twinpool.plan import document
+    from twinpool.plan.vllm_plan import plan_vllm_command, report_text
+
+    result = plan_vllm_command(command)
+    print(document.vllm_json(result) if command.options.json else report_text(result), end="")
+    return 0 if result.ledger is not None else MemoryRefusal.exit_code
 
 
 def _read(name: str) -> str:

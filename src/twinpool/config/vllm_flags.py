@@ -16,7 +16,9 @@ class VllmFlags:
     tensor_parallel_size: Annotated[int, Flag("Tensor parallel ranks.", aliases=("-tp",), at_least=1)] = 1
     pipeline_parallel_size: Annotated[int, Flag("Pipeline stages.", aliases=("-pp",), at_least=1)] = 1
     data_parallel_size: Annotated[int, Flag("Data parallel replicas.", aliases=("-dp",), at_least=1)] = 1
-    gpu_memory_utilization: Annotated[float, Flag("Share of the device that vLLM may use.", above=0, at_most=1)] = 0.9
+    gpu_memory_utilization: Annotated[
+        float | None, Flag("Share of the device that vLLM may use.", above=0, at_most=1, default_text="0.92")
+    ] = None
     kv_cache_memory_bytes: Annotated[
         int | None, Flag("Bytes of the block pool, instead of the share.", at_least=1, size=True)
     ] = None

@@ -28,6 +28,16 @@ class MachineOptions:
         Flag("Bytes of weights on one rank.", metavar="SIZE", at_least=0, size=True,
              default_text="from the checkpoint's files, else from its config"),
     ] = None  # fmt: skip
+    activations: Annotated[
+        int | None,
+        Flag(
+            "For vllm: activation peak and graphs of a rank.",
+            metavar="SIZE",
+            at_least=0,
+            size=True,
+            default_text="2GiB",
+        ),
+    ] = None
     state_bytes_per_slot: Annotated[
         int | None,
         Flag("For a model that is not known: bytes of one state on one rank.", metavar="BYTES", at_least=1, size=True),

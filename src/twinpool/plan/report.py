@@ -24,7 +24,7 @@ WAYS = (
 
 def report_text(outcome: Outcome) -> str:
     """The whole report."""
-    blocks = [_heading(outcome.sizing), _settings(outcome.sizing)]
+    blocks = [heading(outcome.sizing), _settings(outcome.sizing)]
     if outcome.sizing.ledger is None:
         blocks.append(f"Refused at boot: {outcome.sizing.refusal}")
     else:
@@ -39,7 +39,8 @@ def report_text(outcome: Outcome) -> str:
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _heading(sizing: Sizing) -> str:
+def heading(sizing: Sizing) -> str:
+    """Model, machine, and the constants everything else follows from."""
     request, resolved = sizing.request, sizing.resolved
     te = sizing.token_equivalents
     ranks = sizing.machine.ranks
@@ -92,10 +93,7 @@ def _bullets(heading: str, sentences: tuple[str, ...]) -> str:
 
 
 def _workload_blocks(outcome: Outcome, workload: Workload) -> Iterator[str]:
-    asked = (
-        f"Workload: {workload.running} running × {workload.tokens_per_request:,} tokens, {workload.idle_sessions} idle sessions × "
-        f"{workload.checkpoints_per_session} checkpoint{'s' * (workload.checkpoints_per_session > 1)} ({workload.origin})"
-    )
+    asked = _asked(workload)
     yield asked if outcome.fit is None else f"{asked}\n{_fit_text(outcome.fit, workload)}"
     if outcome.inverses is not None:
         yield _inverse_text(outcome.inverses, workload)
@@ -103,16 +101,37 @@ def _workload_blocks(outcome: Outcome, workload: Workload) -> Iterator[str]:
         yield _advice_text(outcome.advice, outcome)
 
 
+def _asked(workload: Workload) -> str:
+    return (
+        f"Workload: {workload.running} running × {workload.tokens_per_request:,} tokens, {workload.idle_sessions} idle sessions × "
+        f"{workload.checkpoints_per_session} checkpoint{'s' * (workload.checkpoints_per_session > 1)} ({workload.origin})"
+    )
+
+
 def _fit_text(fit: Fit, workload: Workload) -> str:
     rows = [
-        ("running requests", f"{fit.running_by_states:,}", f"{fit.running_by_kv:,}", f"{workload.running:,}", BOUND[fit.running_bound]),
-        ("idle sessions that can resume", f"{fit.idle_by_states:,}", f"{fit.idle_by_kv:,}", f"{workload.idle_sessions:,}", BOUND[fit.idle_bound]),
-        ("needed: slots / tokens", f"{fit.slots_needed:,}", f"{fit.tokens_needed:,}", "", ""),
-        ("there are", f"{fit.slots_available:,}", f"{fit.tokens_available:,}", "", ""),
-        ("short by", f"{fit.slots_short:,}", f"{fit.tokens_short:,}", "", ""),
-    ]  # fmt: skip
-    table = table_text(("", "by states", "by KV", "asked", "ends first"), rows, right=(1, 2, 3))
+        ("running requests", fit.running_by_states, fit.running_by_kv, workload.running, BOUND[fit.running_bound]),
+        (
+            "idle sessions that can resume",
+            fit.idle_by_states,
+            fit.idle_by_kv,
+            workload.idle_sessions,
+            BOUND[fit.idle_bound],
+        ),
+        ("needed: slots / tokens", fit.slots_needed, fit.tokens_needed, "", ""),
+        ("there are", fit.slots_available, fit.tokens_available, "", ""),
+        ("short by", fit.slots_short, fit.tokens_short, "", ""),
+    ]
+    cells = [tuple(f"{cell:,}" if isinstance(cell, int) else cell for cell in row) for row in rows]
+    table = table_text(("", "by states", "by KV", "asked", "ends first"), cells, right=(1, 2, 3))
     return f"{table}\n{WAYS}"
+
+
+def fit_paragraphs(outcome: Outcome) -> tuple[str, ...]:
+    """The heading's lines and the workload, as paragraphs."""
+    workload = outcome.workload
+    lines = tuple(line.strip() for line in heading(outcome.sizing).splitlines())
+    return lines if workload is None else (*lines, _asked(workload))
 
 
 def _inverse_text(inverses: Inverses, workload: Workload) -> str:

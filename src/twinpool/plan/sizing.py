@@ -12,6 +12,7 @@ from twinpool.memory.budget import plan_memory
 from twinpool.memory.inputs import attention_ranks, memory_request
 from twinpool.memory.ledger import Ledger, MemoryRequest
 from twinpool.memory.split import Split, split_with
+from twinpool.models.attention.spec import DsaSpec, MlaSpec
 from twinpool.models.gdn.spec import GdnSpec
 from twinpool.models.kda.spec import KdaSpec
 from twinpool.models.shapes import item_bytes
@@ -40,10 +41,22 @@ class Sizing:
         return None if cell == 0 else (self.request.stage_slot_bytes + self.request.stage_extra_bytes) / cell
 
     @property
-    def kernels(self) -> str:
-        """'latent' when all attention layers keep one latent a token (MLA), else 'heads'."""
-        kinds = {type(layer.attention).__name__ for layer in self.model.spec.layers if layer.attention is not None}
-        return "latent" if kinds == {"MlaSpec"} else "heads"
+    def keeps_latents(self) -> bool:
+        """Whether every attention layer keeps one latent a token (MLA) instead of keys and values."""
+        return all(
+            isinstance(layer.attention, MlaSpec | DsaSpec)
+            for layer in self.model.spec.layers
+            if layer.attention is not None
+        )
+
+    @property
+    def draft_kv_bytes_per_token(self) -> int:
+        """The part of a token's KV that belongs to the draft layers, on one rank."""
+        if not self.request.draft_tokens:
+            return 0
+        resolved = self.resolved
+        tp = attention_ranks(tp=resolved.tp_size, dp=resolved.dp_size)
+        return self.model.spec.draft_kv_bytes_per_token(kv_dtype=resolved.kv_cache_dtype, tp=tp, dcp=resolved.dcp_size)
 
 
 def size(model: PlannedModel, machine: Machine, flags: Deployment, rules: EngineRules) -> Sizing:

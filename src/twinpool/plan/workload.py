@@ -160,4 +160,5 @@ def balanced_ratio(sizing: Sizing, tokens_per_request: float) -> float | None:
 def rounded_ratio(ratio: float) -> float:
     """A ratio as one writes it: three significant digits, rounded up."""
     digits = 2 - math.floor(math.log10(ratio))
-    return math.ceil(ratio * 10**digits) / 10**digits
+    scale = 10.0**digits
+    return math.ceil(ratio * scale) / scale
