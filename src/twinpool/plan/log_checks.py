@@ -171,11 +171,15 @@ def _division(ranks: tuple[BootFacts, ...], sizing: Sizing) -> Iterator[LogCheck
         return
     exact, (low, high) = split(sizing.request), _corners(sizing.request)
     note = ""
-    if sizing.resolved.tp_size > len(ranks):
-        note = f"the log shows {len(ranks)} of {sizing.resolved.tp_size} ranks; the split takes the least free memory of all"
-    yield _counted("slots (K)", slots or 0, exact.slots, (low.slots, high.slots), 0.0, note)
+    shown = sum(facts.load_end_gb is not None for facts in ranks)
+    if sizing.machine.ranks > shown:
+        note = f"the log shows free memory of {shown} of {sizing.machine.ranks} ranks; the split takes the least of all"
+    counts = [_counted("slots (K)", slots or 0, exact.slots, (low.slots, high.slots), 0.0, note)]
     if tokens is not None:
-        yield _counted("KV tokens", tokens, exact.tokens, (low.tokens, high.tokens), TOKENS_TOLERANCE, note)
+        counts.append(_counted("KV tokens", tokens, exact.tokens, (low.tokens, high.tokens), TOKENS_TOLERANCE, note))
+    yield from counts
+    if any(check.verdict in (UNKNOWN, DIFFERS) for check in counts) and not pinned(sizing.request):
+        yield from _ratio_check(ranks[0], sizing, ["free memory of the other ranks"] if note else [])
 
 
 def _counted(what: str, logged: int, ours: int, span: tuple[int, int], tolerance: float, note: str) -> LogCheck:
@@ -210,7 +214,7 @@ def _corners(request: MemoryRequest) -> tuple[Split, Split]:
 
 def _ratio_check(facts: BootFacts, sizing: Sizing, missing: list[str]) -> Iterator[LogCheck]:
     """Without the memory the pools themselves give it: the ratio must split their sum as logged."""
-    lacks = "missing: " + ", ".join(missing)
+    lacks = "missing: " + ", ".join(missing) if missing else ""
     request, slots, tokens = sizing.request, facts.slots or 0, facts.kv_tokens
     if pinned(request):
         ours = split(request).slots
@@ -235,7 +239,11 @@ def _ratio_check(facts: BootFacts, sizing: Sizing, missing: list[str]) -> Iterat
     explained = _explaining_rest(ratio_request, slots=slots, tokens=tokens)
     state = f"{slots:,} slots, {tokens:,} tokens"
     verdict = UNKNOWN if explained is None else EQUAL
-    note = lacks if explained is None else f"pools of {to_gib(explained):.2f} GiB together; {lacks}"
+    note = (
+        lacks
+        if explained is None
+        else "; ".join(filter(None, (f"pools of {to_gib(explained):.2f} GiB together", lacks)))
+    )
     split_up = "?" if explained is None else state
     yield LogCheck(
         rank="", what=f"split by ratio {request.ratio}", logged=state, ours=split_up, verdict=verdict, note=note

@@ -109,7 +109,7 @@ def _asked(workload: Workload) -> str:
 
 
 def _fit_text(fit: Fit, workload: Workload) -> str:
-    rows = [
+    rows: list[tuple[str | int, ...]] = [
         ("running requests", fit.running_by_states, fit.running_by_kv, workload.running, BOUND[fit.running_bound]),
         (
             "idle sessions that can resume",
@@ -122,7 +122,7 @@ def _fit_text(fit: Fit, workload: Workload) -> str:
         ("there are", fit.slots_available, fit.tokens_available, "", ""),
         ("short by", fit.slots_short, fit.tokens_short, "", ""),
     ]
-    cells = [tuple(f"{cell:,}" if isinstance(cell, int) else cell for cell in row) for row in rows]
+    cells = [[f"{cell:,}" if isinstance(cell, int) else cell for cell in row] for row in rows]
     table = table_text(("", "by states", "by KV", "asked", "ends first"), cells, right=(1, 2, 3))
     return f"{table}\n{WAYS}"
 
