@@ -10,6 +10,7 @@ from twinpool.errors import ModelError
 
 SNAPSHOT_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 WEIGHT_INDEX = "model.safetensors.index.json"
+QUANTISATION_FILE = "hf_quant_config.json"
 
 
 def fetch_snapshot(hub_id: str, *, revision: str | None, flag: str) -> Path:
@@ -22,13 +23,14 @@ def fetch_snapshot(hub_id: str, *, revision: str | None, flag: str) -> Path:
 
 
 def fetch_config(hub_id: str, *, revision: str | None) -> Path:
-    """config.json, with the index of the weights beside it if the checkpoint has one. Raises ModelError."""
+    """config.json, beside it the index of the weights and modelopt's quantisation if they exist. Raises ModelError."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
     path = Path(_fetch(lambda: hf_hub_download(hub_id, "config.json", revision=revision), hub_id, "MODEL"))
-    with contextlib.suppress(EntryNotFoundError, OSError):  # one file of weights, or no network: then they are estimated
-        hf_hub_download(hub_id, WEIGHT_INDEX, revision=revision)
+    for name in (WEIGHT_INDEX, QUANTISATION_FILE):
+        with contextlib.suppress(EntryNotFoundError, OSError):  # there is none, or no network: weights are estimated
+            hf_hub_download(hub_id, name, revision=revision)
     return path
 
 

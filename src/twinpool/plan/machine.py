@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twinpool.config.deployment import Deployment
-from twinpool.errors import ConfigError
-from twinpool.models.spec import ModelSpec
+from twinpool.errors import ConfigError, ModelError
+from twinpool.memory.inputs import attention_ranks
 from twinpool.plan.devices import Device, find_device
 from twinpool.plan.model import PlannedModel
 from twinpool.plan.options import MachineOptions
-from twinpool.plan.weights import WeightEstimate, estimate_weights, index_weight_bytes
+from twinpool.plan.weight_files import index_weight_bytes
+from twinpool.plan.weights import Ranks, WeightEstimate, estimate_weights
 from twinpool.units import format_bytes
+
+_MOST_RANKS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,19 +45,49 @@ def find_machine(model: PlannedModel, flags: Deployment, options: MachineOptions
             name=name, device=device, ranks=ranks, pre_load_bytes=pre_load,
             available_bytes=options.post_weights_memory, weights=None, note="as given by --post-weights-memory",
         )  # fmt: skip
-    weights = _weights(model, flags, options)
-    charged = weights.bytes + (_draft_weight_bytes(weights, flags) if flags.speculative_num_draft_tokens else 0)
+    weights = _given_weights(options.weights, ranks) if options.weights is not None else _weights(model, flags)
+    charged = _charged_bytes(weights, flags)
     if charged >= pre_load:
-        least = -(-charged * ranks // pre_load)
         raise ConfigError(
             f"The weights take {format_bytes(charged)} on each of {ranks} rank{'s' * (ranks > 1)} and {name} has "
-            f"{format_bytes(pre_load)} before they are loaded; use at least {max(least, ranks + 1)} ranks (--tp-size), "
-            "a quantised checkpoint, or give the real size with --weights."
+            f"{format_bytes(pre_load)} before they are loaded; {_what_would_fit(model, flags, options, pre_load)}."
         )
     return Machine(
         name=name, device=device, ranks=ranks, pre_load_bytes=pre_load, available_bytes=pre_load - charged,
         weights=weights, note=weights.note,
     )  # fmt: skip
+
+
+def _what_would_fit(model: PlannedModel, flags: Deployment, options: MachineOptions, pre_load_bytes: int) -> str:
+    """The least number of ranks that holds the weights, by doubling, or that none does."""
+    if options.weights is not None:
+        return "use more ranks (--tp-size) and give what --weights is on each of them, or a quantised checkpoint"
+    tp = 1
+    while tp * flags.pp_size <= _MOST_RANKS:
+        wider = replace(flags, tp_size=tp)
+        if (
+            tp > flags.tp_size
+            and _divides(model, wider)
+            and _charged_bytes(_weights(model, wider), wider) < pre_load_bytes
+        ):
+            return (
+                f"use at least {tp * flags.pp_size} ranks (--tp-size {tp}), a quantised checkpoint, "
+                "or give the real size with --weights"
+            )
+        tp *= 2
+    return (
+        f"no number of ranks up to {_MOST_RANKS} holds them: use a quantised checkpoint, a larger device, "
+        "or give the real size with --weights"
+    )
+
+
+def _divides(model: PlannedModel, flags: Deployment) -> bool:
+    """Whether the ranks can share the model's heads."""
+    try:
+        model.spec.check_tp(attention_ranks(tp=flags.tp_size, dp=flags.attention_dp))
+    except (ConfigError, ModelError):
+        return False
+    return True
 
 
 def _pre_load_bytes(device: Device | None, flags: Deployment, options: MachineOptions) -> int:
@@ -74,19 +107,27 @@ def _pre_load_bytes(device: Device | None, flags: Deployment, options: MachineOp
     )
 
 
-def _weights(model: PlannedModel, flags: Deployment, options: MachineOptions) -> WeightEstimate:
-    if options.weights is not None:
-        size = options.weights
-        return WeightEstimate(size, size * flags.tp_size * flags.pp_size, 0, "flag", "as given by --weights")
-    spec: ModelSpec = model.spec
-    dtype = spec.dtype if flags.dtype == "auto" else flags.dtype
-    estimate = estimate_weights(
-        model.config, spec, tp=flags.tp_size, pp=flags.pp_size, ep=flags.ep_size, dtype=dtype, params_b=model.params_b
+def _given_weights(size_bytes: int, ranks: int) -> WeightEstimate:
+    return WeightEstimate(size_bytes, size_bytes * ranks, 0, "flag", "as given by --weights")
+
+
+def _weights(model: PlannedModel, flags: Deployment) -> WeightEstimate:
+    if not model.config:
+        raise ConfigError("The weights of a model that is given by its bytes are not known: give --weights SIZE.")
+    return estimate_weights(
+        model.config,
+        model.spec,
+        Ranks(tp=flags.tp_size, pp=flags.pp_size, ep=flags.ep_size),
+        dtype=model.spec.dtype if flags.dtype == "auto" else flags.dtype,
+        name=model.name,
+        quantization=flags.quantization,
+        params_b=model.params_b,
+        checkpoint_bytes=index_weight_bytes(model.folder) if model.folder is not None else None,
     )
-    in_files = index_weight_bytes(model.folder) if model.folder is not None else None
-    return estimate if in_files is None else estimate.rescaled(in_files, origin="index")
 
 
-def _draft_weight_bytes(weights: WeightEstimate, flags: Deployment) -> int:
-    """MTP layers on one rank; a separate draft model is not known here."""
-    return weights.mtp_bytes // (flags.tp_size * flags.pp_size)
+def _charged_bytes(weights: WeightEstimate, flags: Deployment) -> int:
+    """Weights of one rank, and under speculation the MTP layers; a separate draft model is not known here."""
+    if not flags.speculative_num_draft_tokens:
+        return weights.bytes
+    return weights.bytes + weights.mtp_bytes // (flags.tp_size * flags.pp_size)

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from twinpool.errors import ConfigError, ModelError
-from twinpool.models.builtin import builtin_models, find_builtin
+from twinpool.models.builtin import BuiltinModel, builtin_models, find_builtin
 from twinpool.models.config_file import read_config_file
+from twinpool.models.hub import QUANTISATION_FILE, fetch_config
 from twinpool.models.shapes import LayerSpec, StateShapes
 from twinpool.models.spec import ModelSpec
+from twinpool.plan.weight_part import text_config
+from twinpool.plan.weight_quantisation import split_ending
 
 MANUAL = "manual numbers"
+CONFIG_FILE = "config.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedModel:
     """name, where its shape comes from, its spec; config: what the spec was read from; folder: where weights may lie.
 
-    params_b: billions of parameters by its name, None if unknown.
+    The name keeps an ending such as -FP8, which tells of weights that no file tells of. config: with the quantization_config
+    of a hf_quant_config.json where it has none itself. params_b: billions of parameters by its name, None if unknown.
     """
 
     name: str
@@ -39,10 +45,10 @@ def find_model(name: str, *, revision: str | None = None) -> PlannedModel:
     path = Path(name).expanduser()
     if path.exists():
         return _from_path(path)
-    builtin = find_builtin(name) if revision is None else None
+    builtin, ending = _builtin(name) if revision is None else (None, "")
     if builtin is not None:
         return PlannedModel(
-            name=builtin.name,
+            name=builtin.name + ending,
             source=f"built-in shape ({builtin.source})",
             spec=ModelSpec.from_config_json(builtin.config),
             config=builtin.config,
@@ -51,9 +57,29 @@ def find_model(name: str, *, revision: str | None = None) -> PlannedModel:
     if name.startswith((".", "/", "~")) or name.endswith(".json") or name.count("/") > 1:
         raise ModelError(f"there is no folder or file {name}.")
     if "/" not in name:
-        names = ", ".join(model.name for model in builtin_models())
-        raise ModelError(f"'{name}' is no folder, no hub id (owner/name) and none of the built-in shapes: {names}.")
+        raise ModelError(
+            f"'{name}' is no folder, no hub id (owner/name) and none of the built-in shapes; {_built_in_names(name)}."
+        )
     return _from_hub(name, revision)
+
+
+def _builtin(name: str) -> tuple[BuiltinModel | None, str]:
+    """The built-in shape of a name and what ends the name beside it: Qwen/Qwen3.6-27B-FP8 is a Qwen3.5-27B and "-FP8"."""
+    whole = find_builtin(name)
+    if whole is not None:
+        return whole, ""
+    stem, ending = split_ending(name)
+    return find_builtin(stem), ending
+
+
+def _built_in_names(name: str) -> str:
+    """The nearest built-in shapes, then all of them."""
+    by_key = {known.casefold(): row.name for row in builtin_models() for known in (row.name, *row.aliases)}
+    near = dict.fromkeys(
+        by_key[key] for key in difflib.get_close_matches(split_ending(name)[0].casefold(), by_key, n=3)
+    )
+    nearest = f"nearest: {', '.join(near)}; " if near else ""
+    return f"{nearest}all: {', '.join(model.name for model in builtin_models())}"
 
 
 def manual_model(*, state_bytes_per_slot: int, kv_bytes_per_token: int, context_len: int | None) -> PlannedModel:
@@ -98,22 +124,40 @@ class _FixedKv:
 
 
 def _from_path(path: Path) -> PlannedModel:
-    folder = path if path.is_dir() else path.parent
-    file = path / "config.json" if path.is_dir() else path
+    """A folder, or a file: its neighbours belong to it only if it is called config.json."""
+    file = path / CONFIG_FILE if path.is_dir() else path
+    name = path.resolve().name if path.is_dir() else path.name.removesuffix(".json").removesuffix("_config")
+    folder = file.parent if file.name == CONFIG_FILE else None
+    return _from_file(file, name=name, source=f"{path}", folder=folder)
+
+
+def _from_hub(hub_id: str, revision: str | None) -> PlannedModel:
+    file = fetch_config(hub_id, revision=revision)
+    return _from_file(file, name=hub_id, source="hub", folder=file.parent)
+
+
+def _from_file(file: Path, *, name: str, source: str, folder: Path | None) -> PlannedModel:
     config = read_config_file(file)
-    name = path.name if path.is_dir() else path.name.removesuffix(".json").removesuffix("_config")
-    builtin = find_builtin(name.replace("--", "/"))
+    if folder is not None:
+        config = _with_quantisation(config, folder / QUANTISATION_FILE)
+    builtin, _ = _builtin(name.replace("--", "/"))
     return PlannedModel(
-        name=name, source=f"{path}", spec=ModelSpec.from_config_json(config), config=config, folder=folder,
+        name=name, source=source, spec=ModelSpec.from_config_json(config), config=config, folder=folder,
         params_b=builtin.params_b if builtin else None,
     )  # fmt: skip
 
 
-def _from_hub(hub_id: str, revision: str | None) -> PlannedModel:
-    from twinpool.models.hub import fetch_config  # slow to import, and most plans need no network
+def _with_quantisation(config: dict[str, Any], file: Path) -> dict[str, Any]:
+    """The config with what modelopt wrote into a file of its own, unless it says itself how it is quantised.
 
-    path = fetch_config(hub_id, revision=revision)
-    config = read_config_file(path)
-    return PlannedModel(
-        name=hub_id, source="hub", spec=ModelSpec.from_config_json(config), config=config, folder=path.parent
-    )
+    Raises ModelError when the file cannot be read.
+    """
+    if config.get("quantization_config") or text_config(config).get("quantization_config") or not file.is_file():
+        return config
+    quantised = read_config_file(file).get("quantization")
+    if not isinstance(quantised, dict):
+        raise ModelError(f"{file} has no object 'quantization', which says how the weights are quantised.")
+    found = {"quant_method": "modelopt", **quantised}
+    if quantised.get("kv_cache_quant_algo") == "FP8":  # what config.json calls a scheme of 8-bit floats
+        found.setdefault("kv_cache_scheme", {"type": "float", "num_bits": 8})
+    return {**config, "quantization_config": found}

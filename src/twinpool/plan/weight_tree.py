@@ -46,7 +46,7 @@ def _tied(source: Source) -> bool:
 
 def _has_experts(source: Source, layer: LayerSpec, *, i: int) -> bool | None:
     """Whether layer i's feed-forward block has experts; None: it has no such block."""
-    reader, empty = source.reader, not (layer.attention or layer.linear or layer.window)
+    reader, empty = source.reader, _is_empty(layer)
     if source.spec.architecture in _PURE_MAMBA:
         return None
     if source.nemotron:
@@ -56,10 +56,15 @@ def _has_experts(source: Source, layer: LayerSpec, *, i: int) -> bool | None:
         return kinds[i] in ("moe", "E")
     if source.spec.family == "cca":
         return True if empty or not source.has("zaya_layers") else None  # older files alternate the two
-    kinds = reader.items("mlp_layer_types")
-    if kinds is not None:
-        return kinds[i : i + 1] == ["sparse"]
+    listed = reader.items("mlp_layer_types")
+    if listed is not None:
+        return listed[i : i + 1] == ["sparse"]
     return _by_interval(source, i=i)
+
+
+def _is_empty(layer: LayerSpec) -> bool:
+    """Whether the layer mixes no tokens: it is a feed-forward block alone."""
+    return layer.attention is None and layer.linear is None and layer.window is None
 
 
 def _by_interval(source: Source, *, i: int) -> bool:
@@ -76,7 +81,7 @@ def _by_interval(source: Source, *, i: int) -> bool:
 
 
 def _layer(name: str, layer: LayerSpec, source: Source, *, moe: bool | None) -> Iterator[Part]:
-    yield Part(f"{name}.norms", source.hidden * (1 if moe is None else 2), 1, False)
+    yield Part(f"{name}.norms", source.hidden * ((moe is not None) + (not _is_empty(layer))), 1, False)
     yield from mixer_parts(name, layer, source)
     if moe is not None:
         block = "feed_forward" if source.spec.family in ("mamba1", "shortconv") else "mlp"
