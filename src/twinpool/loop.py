@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from twinpool.sched.book import Delta
 from twinpool.sched.scheduler import Scheduler
+from twinpool.sched.stride import Horizon
 from twinpool.step import Executor, Handle, StepPlan, StepResult
 
 StepObserver = Callable[[StepPlan, StepResult], None]
@@ -34,9 +35,9 @@ class Loop:
         """Nothing to schedule and nothing in flight."""
         return not self._in_flight and not self.scheduler.has_work
 
-    def step(self) -> list[Delta]:
-        """Plan at most one step, commit at most one, return the news."""
-        plan = self.scheduler.schedule()
+    def step(self, horizon: Horizon | None = None) -> list[Delta]:
+        """Plan at most one step, commit at most one, return the news. horizon: see Scheduler.schedule."""
+        plan = self.scheduler.schedule(horizon)
         if plan is not None:
             self._in_flight.append((plan, self._executor.submit(plan)))
         if self._in_flight and (plan is None or len(self._in_flight) > self._ahead):

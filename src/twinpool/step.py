@@ -58,13 +58,17 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
-    """What one step does. `left` names requests the executor may forget before it starts."""
+    """What one step does. `left` names requests the executor may forget before it starts.
+
+    repeat: steps in one (replay only): each decode row then stands for so many tokens, one after another.
+    """
 
     step: int
     rows: tuple[Row, ...]
     orders: tuple[SlotOrder, ...] = ()
     joined: tuple[Joined, ...] = ()
     left: tuple[int, ...] = ()
+    repeat: int = 1
 
     @property
     def n_tokens(self) -> int:
@@ -89,13 +93,15 @@ class TokenLogprob:
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What came back: for each row of the plan, the sampled token (None where the row does not sample) and its log-probability
-    (None unless asked for); errors: (row index, sentence) of rows that could not be computed, while the others are fine."""
+    (None unless asked for); errors: (row index, sentence) of rows that could not be computed, while the others are fine;
+    runs: for a plan with repeat > 1 all tokens of each row (int32 [repeat]), and `tokens` the last of them."""
 
     step: int
     tokens: tuple[int | None, ...]
     logprobs: tuple[TokenLogprob | None, ...] = ()
     errors: tuple[tuple[int, str], ...] = ()
     duration_s: float = 0.0
+    runs: tuple[Int32Array, ...] = ()
 
 
 class Handle(Protocol):

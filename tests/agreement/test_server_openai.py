@@ -69,7 +69,7 @@ class Rules:
         total = len(prompt) + len(output) - (not ended)
         marks = {total} | ({at_prompt} if at_prompt is not None else set())
         for at in range(len(prompt) + 1, total + 1):
-            if decode_checkpoint(length=at, track_tokens=self.track_tokens):
+            if decode_checkpoint(start=at - 1, end=at, track_tokens=self.track_tokens):
                 marks.add(at)
         self.kept.append(((prompt + output)[:total], marks))
 

@@ -27,15 +27,12 @@ from twinpool.memory.arena import Arena
 from twinpool.memory.budget import plan_memory
 from twinpool.memory.inputs import memory_request
 from twinpool.memory.ledger import Ledger
-from twinpool.memory.pools import Pool
 from twinpool.models.adopt import SOURCES, AdoptedModel, load_model
 from twinpool.models.attention.spec import GqaSpec
 from twinpool.models.native import set_threads, use_native
 from twinpool.models.spec import ModelSpec
 from twinpool.models.step_batch import PackedStep
-from twinpool.prefix.tree import PrefixTree
-from twinpool.sched.scheduler import Scheduler
-from twinpool.sched.shape import SchedulerShape
+from twinpool.wiring import build_scheduler
 
 log = logging.getLogger("twinpool.engine")
 
@@ -68,9 +65,7 @@ def boot_engine(options: ServeOptions, *, poison_freed: bool = False, clock: Clo
     set_threads(threads)
     loaded = _load_model(folder, resolved, pre_load_bytes)
     ledger = plan_memory(
-        memory_request(
-            spec, resolved, pre_load_bytes=loaded.pre_load_bytes, available_bytes=loaded.available_bytes
-        )
+        memory_request(spec, resolved, pre_load_bytes=loaded.pre_load_bytes, available_bytes=loaded.available_bytes)
     )
     memory = _allocate(spec, resolved, ledger)
     executor = TorchExecutor(
@@ -79,7 +74,8 @@ def boot_engine(options: ServeOptions, *, poison_freed: bool = False, clock: Clo
         # Our kernels have threads of their own, and torch's would only compete with them.
         torch_threads=1 if use_native(memory.buffer.device) else threads,
     )
-    scheduler = _build_scheduler(resolved, ledger, executor if poison_freed else None, clock)
+    poisoner = executor.poisoner if poison_freed else None
+    scheduler = build_scheduler(resolved, ledger, clock=clock, on_free=poisoner)
     facts = EngineFacts(
         options=options,
         resolved=resolved,
@@ -164,51 +160,6 @@ def _allocate(spec: ModelSpec, resolved: Resolved, ledger: Ledger) -> Memory:
         conv_dtype=resolved.mamba_conv_dtype,
         device=resolved.device,
     )
-
-
-def _build_scheduler(resolved: Resolved, ledger: Ledger, poisoner: TorchExecutor | None, clock: Clock) -> Scheduler:
-    """Pools, tree and scheduler; a `poisoner` hears of all freed memory."""
-    pages = Pool(
-        name="pages",
-        first=1,
-        count=ledger.n_pages,
-        on_free=poisoner.poisoner("pages") if poisoner is not None else None,
-    )
-    slots = Pool(
-        name="slots",
-        first=1,
-        count=ledger.max_mamba_cache_size,
-        on_free=poisoner.poisoner("slots") if poisoner is not None else None,
-    )
-    grids = resolved.grids
-    tree = PrefixTree(
-        pages=pages,
-        slots=slots,
-        page_size=resolved.page_size,
-        grid_tokens=grids.checkpoint_tokens if resolved.track_slots else resolved.page_size,
-        eviction_policy=resolved.radix_eviction_policy,
-        max_states_per_path=resolved.mamba_max_states_per_path,
-        disabled=not resolved.radix_cache,
-    )
-    shape = SchedulerShape(
-        page_size=resolved.page_size,
-        grid_tokens=grids.checkpoint_tokens,
-        track_tokens=grids.track_tokens,
-        strategy=resolved.strategy,
-        track_slots=resolved.track_slots,
-        radix_cache=resolved.radix_cache,
-        overlap=resolved.overlap,
-        max_running_requests=ledger.max_running_requests,
-        max_queued_requests=resolved.max_queued_requests,
-        chunked_prefill_size=resolved.chunked_prefill_size,
-        max_prefill_tokens=resolved.max_prefill_tokens,
-        prefill_max_requests=resolved.prefill_max_requests,
-        context_len=resolved.context_len,
-        schedule_policy=resolved.schedule_policy,
-        schedule_conservativeness=resolved.schedule_conservativeness,
-        retraction_policy=resolved.retraction_policy,
-    )
-    return Scheduler(shape=shape, pages=pages, slots=slots, tree=tree, clock=clock)
 
 
 def _log_pools(facts: EngineFacts, arena_bytes: int) -> None:

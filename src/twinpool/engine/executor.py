@@ -57,6 +57,7 @@ class TorchExecutor:
     def submit(self, plan: StepPlan) -> Future[StepResult]:
         """Queue a step; the future raises what the step raised."""
         freed, self._freed = self._freed, []
+        assert plan.repeat == 1, "a step here is one step"
         return self._thread.submit(self._run, plan, freed)
 
     def poisoner(self, kind: str) -> Callable[[Int32Array], None]:

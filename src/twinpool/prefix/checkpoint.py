@@ -89,6 +89,7 @@ def prefill_checkpoint(*, start: int, end: int, grid_tokens: int, branching: int
     return regular if regular > start else None
 
 
-def decode_checkpoint(*, length: int, track_tokens: int) -> bool:
-    """Whether the state after `length` tokens is tracked during decode (reference 4.7)."""
-    return length % track_tokens == 0
+def decode_checkpoint(*, start: int, end: int, track_tokens: int) -> int | None:
+    """The length in (start, end] after which the state is tracked during decode, the last if there are several (4.7)."""
+    at = round_down(end, track_tokens)
+    return at if at > start else None

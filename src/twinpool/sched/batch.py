@@ -28,14 +28,23 @@ def build(book: Book, step: int) -> StepPlan | None:
         left = max(chunk - len(rows), min(chunk, book.shape.grid_tokens))
         budget = min(budget, left)
     rows += _prefill_rows(book, budget)
-    if not rows:
-        return None
+    return _plan(book, step, rows) if rows else None
+
+
+def build_run(book: Book, step: int, repeat: int) -> StepPlan:
+    """So many decode steps as one plan (sched/stride.py says when). The caller has made room for all of them."""
+    return _plan(book, step, [_decode_row(book, s, tokens=repeat) for s in book.running.values()], repeat=repeat)
+
+
+def _plan(book: Book, step: int, rows: list[tuple[Row, Sequence]], *, repeat: int = 1) -> StepPlan:
+    """The plan over these rows, with everything that must be done before it."""
     plan = StepPlan(
         step=step,
         rows=tuple(row for row, _ in rows),
         orders=tuple(book.orders),
         joined=tuple(book.joined),
         left=tuple(book.left),
+        repeat=repeat,
     )
     book.orders, book.joined, book.left = [], [], []
     book.in_flight[step] = rows
@@ -44,14 +53,17 @@ def build(book: Book, step: int) -> StepPlan | None:
     return plan
 
 
-def _decode_row(book: Book, sequence: Sequence) -> tuple[Row, Sequence]:
-    """One more token: its input is whatever the executor sampled last for this request."""
-    end = sequence.planned + 1
+def _decode_row(book: Book, sequence: Sequence, *, tokens: int = 1) -> tuple[Row, Sequence]:
+    """One more token (or so many): its input is whatever the executor sampled last for this request."""
+    start = sequence.planned
+    end = start + tokens
     _take_pages(book, sequence, end)
     at = None
-    if book.shape.track_slots and decode_checkpoint(length=end, track_tokens=book.shape.track_tokens):
-        at = end
-    return _row(book, sequence, end=end, checkpoint_at=at, is_decode=True), sequence
+    if book.shape.track_slots:
+        at = decode_checkpoint(start=start, end=end, track_tokens=book.shape.track_tokens)
+    row = _row(book, sequence, end=end, checkpoint_at=at, is_decode=True)
+    sequence.planned_outputs += tokens - 1
+    return row, sequence
 
 
 def _prefill_rows(book: Book, budget_tokens: int) -> list[tuple[Row, Sequence]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twinpool.request import Finish, Phase
+from twinpool.request import Finish, Int32Array, Phase
 from twinpool.sched.book import Book, Delta
 from twinpool.sched.publish import note_checkpoint, publish_chunk, release
 from twinpool.sched.sequence import Sequence
@@ -23,10 +23,14 @@ def apply(book: Book, plan: StepPlan, result: StepResult) -> None:
         token = result.tokens[index]
         if row.sample and sequence.finish is None:
             assert token is not None
-            _accept(book, sequence, token, result.logprobs[index] if result.logprobs else None)
+            if plan.repeat > 1:
+                _accept_run(book, sequence, result.runs[index])
+            else:
+                _accept(book, sequence, token, result.logprobs[index] if result.logprobs else None)
         release_if_finished(book, sequence)
     if plan.n_decode_rows:
-        book.ratio.decay()
+        for _ in range(plan.repeat):
+            book.ratio.decay()
 
 
 def _fail(sequence: Sequence, message: str) -> None:
@@ -46,6 +50,16 @@ def _accept(book: Book, sequence: Sequence, token: int, logprob: TokenLogprob | 
     if token in request.end_tokens:
         sequence.finish = Finish("stop", matched=token)
     elif request.n_output >= request.params.max_tokens:
+        sequence.finish = Finish("length")
+
+
+def _accept_run(book: Book, sequence: Sequence, tokens: Int32Array) -> None:
+    """Append the tokens of several steps; only the last of them can end the request (sched/stride.py)."""
+    request = sequence.request
+    request.tokens[request.n_tokens : request.n_tokens + len(tokens)] = tokens
+    request.n_tokens += len(tokens)
+    book.tell(Delta(request, tuple(tokens.tolist())))
+    if request.n_output >= request.params.max_tokens:
         sequence.finish = Finish("length")
 
 

@@ -9,7 +9,7 @@ from twinpool.memory.snapshot import PoolCounts
 from twinpool.prefix.tree import PrefixTree
 from twinpool.request import Finish, Phase, Request
 from twinpool.sched.admission import check_can_ever_fit
-from twinpool.sched.batch import build, pages_short_for_decode
+from twinpool.sched.batch import build, build_run, pages_short_for_decode
 from twinpool.sched.book import Book, Delta, Retraction
 from twinpool.sched.commit import apply, release_if_finished
 from twinpool.sched.publish import publish_chunk, release
@@ -17,6 +17,7 @@ from twinpool.sched.queue import WaitQueue
 from twinpool.sched.retract import RETRACT_DECODE_STEPS, NewTokenRatio, retraction_order
 from twinpool.sched.sequence import Sequence
 from twinpool.sched.shape import SchedulerShape
+from twinpool.sched.stride import Horizon, pages_for, stride
 from twinpool.step import StepPlan, StepResult
 from twinpool.units import ceil_div
 
@@ -78,9 +79,17 @@ class Scheduler:
         """End a request because nobody wants it any more; False if it is not known."""
         return self.finish(rid, Finish("abort", message="the request was cancelled"))
 
-    def schedule(self) -> StepPlan | None:
-        """The next step, or None: nothing to do, or everything in flight must be committed first (before a retraction)."""
+    def schedule(self, horizon: Horizon | None = None) -> StepPlan | None:
+        """The next step, or None: nothing to do, or everything in flight must be committed first (before a retraction).
+
+        horizon: allows a plan of several decode steps at once, for an executor that takes them (replay).
+        """
         book = self.book
+        steps = stride(book, horizon) if horizon is not None else 1
+        if steps > 1:
+            assert book.tree.room_pages(pages_for(list(book.running.values()), steps, self.shape.page_size))
+            self._step += steps
+            return build_run(book, self._step, steps)
         if not book.tree.room_pages(pages_short_for_decode(book)):
             if book.in_flight:
                 return None

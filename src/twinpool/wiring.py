@@ -1,0 +1,61 @@
+"""From resolved settings and a ledger to pools, tree and scheduler: what the server boots is what replay runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twinpool.clock import Clock
+from twinpool.config.resolve import Resolved
+from twinpool.memory.ledger import Ledger
+from twinpool.memory.pools import Pool
+from twinpool.prefix.tree import PrefixTree
+from twinpool.request import Int32Array
+from twinpool.sched.scheduler import Scheduler
+from twinpool.sched.shape import SchedulerShape
+
+
+def build_scheduler(
+    resolved: Resolved,
+    ledger: Ledger,
+    *,
+    clock: Clock,
+    on_free: Callable[[str], Callable[[Int32Array], None]] | None = None,
+) -> Scheduler:
+    """A scheduler over empty pools. on_free: from 'pages' or 'slots' to what hears of freed ids (tests poison them)."""
+    pages = Pool(name="pages", first=1, count=ledger.n_pages, on_free=on_free("pages") if on_free else None)
+    slots = Pool(
+        name="slots", first=1, count=ledger.max_mamba_cache_size, on_free=on_free("slots") if on_free else None
+    )
+    grids = resolved.grids
+    tree = PrefixTree(
+        pages=pages,
+        slots=slots,
+        page_size=resolved.page_size,
+        grid_tokens=grids.checkpoint_tokens if resolved.track_slots else resolved.page_size,
+        eviction_policy=resolved.radix_eviction_policy,
+        max_states_per_path=resolved.mamba_max_states_per_path,
+        disabled=not resolved.radix_cache,
+    )
+    return Scheduler(shape=_shape(resolved, ledger), pages=pages, slots=slots, tree=tree, clock=clock)
+
+
+def _shape(resolved: Resolved, ledger: Ledger) -> SchedulerShape:
+    grids = resolved.grids
+    return SchedulerShape(
+        page_size=resolved.page_size,
+        grid_tokens=grids.checkpoint_tokens,
+        track_tokens=grids.track_tokens,
+        strategy=resolved.strategy,
+        track_slots=resolved.track_slots,
+        radix_cache=resolved.radix_cache,
+        overlap=resolved.overlap,
+        max_running_requests=ledger.max_running_requests,
+        max_queued_requests=resolved.max_queued_requests,
+        chunked_prefill_size=resolved.chunked_prefill_size,
+        max_prefill_tokens=resolved.max_prefill_tokens,
+        prefill_max_requests=resolved.prefill_max_requests,
+        context_len=resolved.context_len,
+        schedule_policy=resolved.schedule_policy,
+        schedule_conservativeness=resolved.schedule_conservativeness,
+        retraction_policy=resolved.retraction_policy,
+    )
