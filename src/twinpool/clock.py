@@ -37,3 +37,9 @@ class VirtualClock:
         if duration_s < 0:
             raise ValueError(f"time cannot go back by {-duration_s} s")
         self._now_s += duration_s
+
+    def advance_to(self, when_s: float) -> None:
+        """Move forward to a moment, exactly (no sum of differences). Raises ValueError for one that is past."""
+        if when_s < self._now_s:
+            raise ValueError(f"time cannot go back from {self._now_s} s to {when_s} s")
+        self._now_s = when_s

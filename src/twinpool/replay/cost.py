@@ -1,0 +1,99 @@
+"""How long a step takes: a roofline over weights, KV, states and products of one rank, with a calibration on top.
+
+All times that come out are modelled; counts (hits, evictions, retractions) do not come from here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from twinpool.plan.devices import Device
+from twinpool.step import StepPlan
+
+Seconds = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What peak figures must be multiplied with, and what a step costs beside them. Fitted by `twinpool replay calibrate`.
+
+    flops_share, bandwidth_share: reached share of the peaks; step_s: launches and scheduling of a step; row_s: of each row.
+    source: where the numbers are from.
+    """
+
+    flops_share: float = 0.5
+    bandwidth_share: float = 0.7
+    step_s: float = 0.003
+    row_s: float = 0.00001
+    source: str = "assumed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModel:
+    """One rank. weight_bytes: dense weights, read by every step; expert_bytes: of all routed experts, of which a step reads
+    those that its tokens are sent to (experts_per_token of n_experts). flops_per_token: products of one token's active weights;
+    attention_flops: per token and token of context; kv_bytes_per_token, slot_bytes: read for each decode row, states written back.
+    reduce_bytes_per_token: sent to the other ranks.
+    """
+
+    weight_bytes: float
+    expert_bytes: float
+    n_experts: int
+    experts_per_token: int
+    flops_per_token: float
+    attention_flops: float
+    kv_bytes_per_token: float
+    slot_bytes: float
+    reduce_bytes_per_token: float
+    flops_per_s: float
+    bandwidth_bytes_per_s: float
+    link_bytes_per_s: float
+    calibration: Calibration
+
+    def step_s(self, plan: StepPlan) -> Seconds:
+        """Duration of each of the plan's steps (float64 [repeat])."""
+        starts = [row.start for row in plan.rows]
+        if plan.repeat > 1:
+            return self.decode_s(starts, plan.repeat)
+        new_tokens = sum(row.end - row.start for row in plan.rows)
+        pairs = sum((row.end - row.start) * (row.start + row.end) for row in plan.rows) / 2
+        read_tokens = sum(starts)
+        return self._duration(np.array([0.0]), new_tokens, read_tokens, pairs, len(plan.rows))
+
+    def decode_s(self, lengths: list[int], steps: int) -> Seconds:
+        """Durations of so many decode steps of rows that now have these lengths (float64 [steps])."""
+        rows = len(lengths)
+        grown = np.arange(steps, dtype=np.float64) * rows
+        return self._duration(grown, rows, sum(lengths), sum(lengths) + rows / 2, rows)
+
+    def _duration(self, grown: Seconds, new_tokens: int, read_tokens: float, pairs: float, rows: int) -> Seconds:
+        """grown: tokens of context that the step has more than the first of its plan."""
+        kept = self.calibration
+        moved = self.weight_bytes + self._expert_bytes(new_tokens) + rows * 2 * self.slot_bytes
+        moved_bytes = moved + (read_tokens + grown) * self.kv_bytes_per_token
+        flops = new_tokens * self.flops_per_token + (pairs + grown) * self.attention_flops
+        compute_s = flops / (self.flops_per_s * kept.flops_share)
+        memory_s = moved_bytes / (self.bandwidth_bytes_per_s * kept.bandwidth_share)
+        link_s = (
+            new_tokens * self.reduce_bytes_per_token / self.link_bytes_per_s if self.reduce_bytes_per_token else 0.0
+        )
+        duration: Seconds = np.maximum(compute_s, memory_s) + (link_s + kept.step_s + rows * kept.row_s)
+        return duration
+
+    def _expert_bytes(self, new_tokens: int) -> float:
+        """Experts that at least one of the tokens is sent to, if routing were even."""
+        if not self.n_experts:
+            return 0.0
+        missed = (1 - self.experts_per_token / self.n_experts) ** new_tokens
+        return self.expert_bytes * (1 - missed)
+
+
+def device_rates(device: Device | None, *, weight_dtype_bytes: float) -> tuple[float, float, float]:
+    """(products a second, bytes a second, link bytes a second); an unknown device is an H100 by assumption of the report."""
+    if device is None or not device.bandwidth_bytes_per_s:
+        return 100e12, 1e12, 50e9
+    flops = device.fp8_flops if weight_dtype_bytes <= 1 and device.fp8_flops else device.bf16_flops
+    return flops, device.bandwidth_bytes_per_s, device.link_bytes_per_s or device.host_link_bytes_per_s

@@ -1,0 +1,94 @@
+"""From a sized plan to what replay runs on: the server's own scheduler over its ledger, and the cost model of one rank."""
+
+from __future__ import annotations
+
+from twinpool.clock import Clock
+from twinpool.errors import MemoryRefusal, ModelError
+from twinpool.memory.inputs import attention_ranks
+from twinpool.models.attention.spec import DsaSpec, GqaSpec, MlaSpec
+from twinpool.models.shapes import ConfigReader
+from twinpool.plan.sizing import Sizing
+from twinpool.plan.weight_part import text_config
+from twinpool.plan.weight_tree import model_parts
+from twinpool.replay.cost import Calibration, CostModel, device_rates
+from twinpool.sched.scheduler import Scheduler
+from twinpool.wiring import build_scheduler
+
+_EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts")
+_CHOSEN_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
+
+
+def scheduler_of(sizing: Sizing, clock: Clock) -> Scheduler:
+    """One worker's scheduler. Raises MemoryRefusal where the engine would not start."""
+    if sizing.ledger is None:
+        raise MemoryRefusal(sizing.refusal or "the pools do not fit")
+    return build_scheduler(sizing.resolved, sizing.ledger, clock=clock)
+
+
+def cost_model(sizing: Sizing, calibration: Calibration) -> CostModel:
+    """Costs of one rank. A model whose modules cannot be counted is one dense matrix of its weights."""
+    weights = sizing.machine.weights
+    total_bytes = float(
+        weights.bytes if weights is not None else sizing.machine.pre_load_bytes - sizing.machine.available_bytes
+    )
+    params, expert_params, n_experts, chosen = _parameters(sizing)
+    ranks = sizing.machine.ranks
+    params = params or total_bytes / 2 * ranks
+    param_bytes = total_bytes * ranks / params if params else 2.0
+    share = expert_params / params if params else 0.0
+    active = params - expert_params * (1 - chosen / n_experts) if n_experts else params
+    flops, bandwidth, link = device_rates(sizing.machine.device, weight_dtype_bytes=param_bytes)
+    tp = attention_ranks(tp=sizing.resolved.tp_size, dp=sizing.resolved.dp_size)
+    spec, request = sizing.model.spec, sizing.request
+    reduce_bytes = 2 * 2 * spec.hidden_size * len(spec.layers) if tp > 1 else 0
+    return CostModel(
+        weight_bytes=total_bytes * (1 - share),
+        expert_bytes=total_bytes * share,
+        n_experts=n_experts,
+        experts_per_token=chosen,
+        flops_per_token=2 * active / ranks,
+        attention_flops=_attention_flops(sizing) / tp,
+        kv_bytes_per_token=float(request.kv_bytes_per_token),
+        slot_bytes=float(request.stage_slot_bytes + request.stage_extra_bytes),
+        reduce_bytes_per_token=reduce_bytes,
+        flops_per_s=flops,
+        bandwidth_bytes_per_s=bandwidth,
+        link_bytes_per_s=link,
+        calibration=calibration,
+    )
+
+
+def _parameters(sizing: Sizing) -> tuple[float, float, int, int]:
+    """(all parameters, those of routed experts, experts of a layer, experts a token is sent to); zeros when unknown."""
+    config = sizing.model.config
+    if not config:
+        return 0.0, 0.0, 0, 0
+    try:
+        parts = [part for part in model_parts(config, sizing.model.spec) if not part.name.startswith("mtp.")]
+    except ModelError:
+        return (sizing.model.params_b or 0.0) * 1e9, 0.0, 0, 0
+    reader = ConfigReader(text_config(config))
+    n_experts = _first(reader, _EXPERT_KEYS)
+    chosen = _first(reader, _CHOSEN_KEYS) if n_experts else 0
+    experts = sum(part.params for part in parts if part.name.endswith(".experts")) if n_experts and chosen else 0
+    return float(sum(part.params for part in parts)), float(experts), n_experts if experts else 0, chosen
+
+
+def _first(reader: ConfigReader, keys: tuple[str, ...]) -> int:
+    return next(
+        (reader.integer(key) for key in keys if isinstance(reader.values.get(key), int) and reader.values[key] > 0), 0
+    )
+
+
+def _attention_flops(sizing: Sizing) -> float:
+    """Products of one new token with one token of its context, over all attention layers: scores and values."""
+    spec = sizing.model.spec
+    total = 0.0
+    for layer in spec.layers:
+        attention = layer.attention
+        if isinstance(attention, GqaSpec):
+            total += 2 * spec.n_query_heads * (attention.head_dim + attention.v_head_dim)
+        elif isinstance(attention, MlaSpec | DsaSpec):  # every head against the latent, for scores and for values
+            latent = attention.latent if isinstance(attention, DsaSpec) else attention
+            total += 4 * spec.n_query_heads * (latent.kv_lora_rank + latent.qk_rope_head_dim)
+    return total

@@ -1,0 +1,105 @@
+"""What a run leaves behind: one record a request, and the pools over time at a bounded number of moments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twinpool.replay.traffic import Arrival
+from twinpool.request import Request
+from twinpool.sched.scheduler import Scheduler
+
+MOST_SAMPLES = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """One request. Times in virtual seconds; first_token_s and finished_s None for one that was refused (refusal: why).
+
+    kv_matched, reused, gaps: of its first match (request.Reuse), tokens. warm_up: counts in no summary.
+    """
+
+    session: str
+    index: int
+    warm_up: bool
+    input_tokens: int
+    output_tokens: int
+    arrival_s: float
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    kv_matched: int = 0
+    reused: int = 0
+    gaps: tuple[tuple[str, int], ...] = ()
+    retractions: int = 0
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSample:
+    """Both pools at one moment: KV pages (of page_size tokens) and state slots by owner, and the requests."""
+
+    now_s: float
+    running: int
+    waiting: int
+    pages_free: int
+    pages_evictable: int
+    pages_protected: int
+    pages_held: int
+    slots_free: int
+    slots_evictable: int
+    slots_protected: int
+    slots_held: int
+
+
+class Recorder:
+    """Collects records and samples of one run."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.records: list[RequestRecord] = []
+        self.samples: list[PoolSample] = []
+        self.peak_running = 0
+        self._scheduler = scheduler
+        self._every_s = 0.0
+        self._next_s = 0.0
+
+    def refused(self, arrival: Arrival, *, now_s: float, why: str) -> None:
+        """A request that can never fit."""
+        request = arrival.session.requests[arrival.index]
+        self.records.append(
+            RequestRecord(
+                session=arrival.session.id, index=arrival.index, warm_up=arrival.warm_up, input_tokens=request.input_tokens,
+                output_tokens=0, arrival_s=now_s, refusal=why,
+            )
+        )  # fmt: skip
+
+    def finished(self, arrival: Arrival, request: Request) -> None:
+        """A request that has ended, well or with an error."""
+        reuse = request.reuse
+        finish = request.finish
+        self.records.append(
+            RequestRecord(
+                session=arrival.session.id, index=arrival.index, warm_up=arrival.warm_up, input_tokens=request.prompt_len,
+                output_tokens=request.n_output, arrival_s=request.arrival_s, scheduled_s=request.first_scheduled_s,
+                first_token_s=request.first_token_s, finished_s=request.finished_s, kv_matched=reuse.kv_matched,
+                reused=reuse.reused, gaps=reuse.gaps, retractions=request.retractions,
+                refusal=finish.message if finish is not None and finish.reason == "error" else "",
+            )
+        )  # fmt: skip
+
+    def tick(self, now_s: float) -> None:
+        """Look at the pools, unless the last look was a moment ago. Intervals double as the run grows."""
+        self.peak_running = max(self.peak_running, self._scheduler.n_running)
+        if now_s < self._next_s:
+            return
+        pages, slots = self._scheduler.counts()
+        self.samples.append(
+            PoolSample(
+                now_s, self._scheduler.n_running, self._scheduler.n_waiting, pages.free, pages.evictable, pages.protected,
+                pages.held, slots.free, slots.evictable, slots.protected, slots.held,
+            )
+        )  # fmt: skip
+        if len(self.samples) >= MOST_SAMPLES:
+            del self.samples[1::2]
+            span_s = self.samples[-1].now_s - self.samples[0].now_s
+            self._every_s = max(self._every_s * 2, 2 * span_s / MOST_SAMPLES)
+        self._next_s = now_s + self._every_s

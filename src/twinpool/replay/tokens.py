@@ -1,0 +1,100 @@
+"""Identity of tokens: (block id, offset) as one int32, so that pages, grids and chunks act on recorded blocks as on text.
+
+A prompt's tail that no block id covers, and the answer, are what the session's next prompt has in their place if it
+extends this one; else they are tokens that nobody else has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from twinpool.errors import ConfigError
+from twinpool.replay.reuse import common_blocks
+from twinpool.replay.trace import Blocks, Session, Trace, TraceRequest
+from twinpool.request import Int32Array
+
+LARGEST_TOKEN = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Content:
+    """prompt: int32 [input tokens]; answer: int32 [output tokens]."""
+
+    prompt: Int32Array
+    answer: Int32Array
+
+
+class TokenSpace:
+    """Numbers for every token of a trace. Made once; contents are expanded when a request arrives.
+
+    Raises ConfigError for a trace with more different tokens than int32 has numbers.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._block_size = trace.block_size or 1
+        self._dense: dict[str, tuple[Blocks, int]] = {}  # namespace: (its sorted ids, number of its first block)
+        first = 0
+        by_namespace: dict[str, list[Blocks]] = {}
+        for session in trace.sessions:
+            by_namespace.setdefault(session.namespace, []).extend(request.blocks for request in session.requests)
+        for namespace, blocks in by_namespace.items():
+            ids = _unique(blocks)
+            self._dense[namespace] = (ids, first)
+            first += len(ids)
+        self._own: dict[tuple[str, int], int] = {}
+        token = first * self._block_size
+        for session in trace.sessions:
+            for request in session.requests:
+                self._own[session.id, request.index] = token
+                token += request.input_tokens + request.output_tokens - self._covered(request)
+        if token > LARGEST_TOKEN:
+            raise ConfigError(
+                f"The trace has {token:,} different tokens, and replay tells at most {LARGEST_TOKEN:,} apart."
+            )
+
+    def content(self, session: Session, index: int) -> Content:
+        """Prompt and answer of one request."""
+        request = session.requests[index]
+        covered = self._covered(request)
+        whole = np.empty(request.input_tokens + request.output_tokens, np.int32)
+        whole[:covered] = self._expand(session.namespace, request.blocks, covered)
+        known = covered
+        follower = session.requests[index + 1] if index + 1 < len(session.requests) else None
+        if follower is not None and self._extends(request, follower):
+            known = min(len(whole), self._covered(follower))
+            if known > covered:
+                whole[covered:known] = self._expand(session.namespace, follower.blocks, known)[covered:]
+        own = self._own[session.id, index]
+        whole[max(known, covered) :] = np.arange(own, own + len(whole) - max(known, covered), dtype=np.int32)
+        return Content(whole[: request.input_tokens], whole[request.input_tokens :])
+
+    def _covered(self, request: TraceRequest) -> int:
+        return min(len(request.blocks) * self._block_size, request.input_tokens)
+
+    def _extends(self, request: TraceRequest, follower: TraceRequest) -> bool:
+        """Whether the next prompt goes on where this one and its answer end: it has all its full blocks, and more."""
+        full = request.input_tokens // self._block_size
+        longer = follower.input_tokens > request.input_tokens
+        return longer and common_blocks(request.blocks[:full], follower.blocks[:full]) == full
+
+    def _expand(self, namespace: str, blocks: Blocks, n_tokens: int) -> Int32Array:
+        ids, first = self._dense[namespace]
+        size = self._block_size
+        numbers = (np.searchsorted(ids, blocks[: -(-n_tokens // size)]) + first).astype(np.int32)
+        tokens = numbers[:, None] * np.int32(size) + np.arange(size, dtype=np.int32)
+        return tokens.reshape(-1)[:n_tokens]
+
+
+def _unique(blocks: list[Blocks]) -> Blocks:
+    """Sorted different ids; a session's prompts repeat each other, so each is reduced before all are joined."""
+    joined = np.empty(0, np.int64)
+    waiting: list[Blocks] = []
+    size = 0
+    for one in blocks:
+        waiting.append(one)
+        size += len(one)
+        if size > 4_000_000:
+            joined, waiting, size = np.unique(np.concatenate([joined, *waiting])), [], 0
+    return np.unique(np.concatenate([joined, *waiting]))

@@ -1,0 +1,156 @@
+"""When requests arrive: as recorded, scaled, in order only, or in a closed loop of sessions that wait for their answers."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from dataclasses import dataclass, field
+
+from twinpool.errors import ConfigError
+from twinpool.replay.trace import Session, Trace
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrival:
+    """A request that arrives now. warm_up: it only fills the cache and counts in no report."""
+
+    session: Session
+    index: int
+    warm_up: bool = False
+
+
+class Traffic:
+    """Arrivals by time. `due` gives what has arrived; `finished` tells that an answer is complete."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Arrival]] = []
+        self._pushed = 0
+
+    @property
+    def next_s(self) -> float | None:
+        """When the next known arrival is; None when none is known now."""
+        return self._heap[0][0] if self._heap else None
+
+    def due(self, now_s: float) -> list[Arrival]:
+        """Arrivals up to now, in order."""
+        found = []
+        while self._heap and self._heap[0][0] <= now_s:
+            found.append(heapq.heappop(self._heap)[2])
+        return found
+
+    def finished(self, arrival: Arrival, now_s: float) -> None:
+        """An answer is complete (or its request was refused); a closed loop goes on from here."""
+
+    def _push(self, when_s: float, arrival: Arrival) -> None:
+        heapq.heappush(self._heap, (when_s, self._pushed, arrival))
+        self._pushed += 1
+
+
+class OpenTraffic(Traffic):
+    """Arrivals at their recorded times divided by `speed`, whatever the server does."""
+
+    def __init__(self, trace: Trace, *, speed: float) -> None:
+        super().__init__()
+        if trace.clock == "session" and len({session.namespace for session in trace.sessions}) > 1:
+            raise ConfigError(
+                f"{trace.name}: every session has a clock of its own, so there are no arrival times to replay; use "
+                "--sessions N (closed loop)."
+            )
+        arrivals = [
+            (request.arrival_s / speed, Arrival(session, request.index))
+            for session in trace.sessions
+            for request in session.requests
+        ]
+        for when_s, arrival in sorted(arrivals, key=lambda one: one[0]):
+            self._push(when_s, arrival)
+
+
+@dataclass(slots=True)
+class _Tree:
+    """A session and its sub-agents: how many of its members still run, and the sub-agents that wait for a request of their parent."""
+
+    members: int = 1
+    waiting: list[tuple[int, float, Session]] = field(default_factory=list)
+
+
+class ClosedTraffic(Traffic):
+    """N session trees alive. A session's next request follows its previous answer by its think time (at most `idle_cap_s`);
+    when a tree has ended the next one of the trace starts. Sub-agents start after the request of their parent that they
+    followed in the recording.
+
+    seed: order of the trees, and with `start_anywhere` the request at which each of the first N begins: what came before
+    it is sent as one warm-up prompt (its own history), so that the run starts in the middle of things.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        *,
+        alive: int,
+        idle_cap_s: float,
+        seed: int,
+        start_anywhere: bool,
+        default_think_s: float = 0.0,
+    ) -> None:
+        super().__init__()
+        roots = [session for session in trace.sessions if session.parent is None]
+        self._children: dict[str, list[Session]] = {}
+        for session in trace.sessions:
+            if session.parent is not None:
+                self._children.setdefault(session.parent, []).append(session)
+        generator = random.Random(seed)
+        generator.shuffle(roots)
+        self._roots = roots[::-1]
+        self._idle_cap_s, self._think_s = idle_cap_s, default_think_s
+        self._trees: dict[str, _Tree] = {}
+        self._tree_of: dict[str, str] = {}
+        self.peak_alive = 0
+        for _ in range(min(alive, len(roots))):
+            root = self._roots[-1]
+            first = generator.randrange(len(root.requests)) if start_anywhere else 0
+            self._start_next(0.0, first=first)
+
+    def finished(self, arrival: Arrival, now_s: float) -> None:
+        """Push the session's next request, start its sub-agents that waited for this one, and a new tree if this one is over."""
+        session, index = arrival.session, arrival.index
+        tree = self._trees[self._tree_of[session.id]]
+        for after, delay_s, child in [one for one in tree.waiting if one[2].parent == session.id and one[0] <= index]:
+            tree.waiting.remove((after, delay_s, child))
+            self._tree_of[child.id] = self._tree_of[session.id]
+            self._push(now_s + delay_s, Arrival(child, 0))
+        if index + 1 < len(session.requests):
+            self._push(now_s + self._think(session, index + 1), Arrival(session, index + 1))
+            return
+        tree.members -= 1
+        if tree.members == 0:
+            del self._trees[self._tree_of[session.id]]
+            self._start_next(now_s, first=0)
+
+    def _start_next(self, now_s: float, *, first: int) -> None:
+        """The next tree of the trace, from a request of its root on."""
+        if not self._roots:
+            return
+        root = self._roots.pop()
+        tree = _Tree()
+        self._trees[root.id] = tree
+        self._tree_of[root.id] = root.id
+        self._plan_children(root, tree, first)
+        tree.members += len(tree.waiting)
+        self.peak_alive = max(self.peak_alive, len(self._trees))
+        self._push(now_s, Arrival(root, first, warm_up=first > 0))
+
+    def _plan_children(self, parent: Session, tree: _Tree, first: int) -> None:
+        """Sub-agents, and theirs, that start after a request from `first` on."""
+        for child in self._children.get(parent.id, ()):
+            began_s = child.requests[0].arrival_s
+            before = [request for request in parent.requests if request.arrival_s <= began_s]
+            after = before[-1].index if before else 0
+            if after < first:
+                continue
+            end_s = before[-1].arrival_s + (before[-1].api_time_s or 0.0) if before else began_s
+            tree.waiting.append((after, min(max(0.0, began_s - end_s), self._idle_cap_s), child))
+            self._plan_children(child, tree, 0)
+
+    def _think(self, session: Session, index: int) -> float:
+        think_s = session.requests[index].think_s
+        return min(self._think_s if think_s is None else max(0.0, think_s), self._idle_cap_s)
