@@ -30,8 +30,11 @@ IMAGES = {"vllm-openai": "vllm"}
 _ENVIRONMENT = re.compile(r"[A-Z][A-Z0-9_]*=.*", re.DOTALL)
 _CONTINUATION = re.compile(r"\\(?:[^\S\n]+#[^\n]*|[^\S\n]*)(?:\n|\Z)")
 _SHELL_END = re.compile(r"\d*>.*|[&|;].*", re.DOTALL)
-_SKIP_LOCK = "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK"
-_STATE_DTYPES = {"SGLANG_MAMBA_CONV_DTYPE": "mamba_conv_dtype", "SGLANG_MAMBA_SSM_DTYPE": "mamba_ssm_dtype"}
+# Variables of the environment that change memory, and their fields (reference 1.6, 3.3).
+VARIABLES = {
+    "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK": "skip_decode_lock", "SGLANG_MAMBA_CONV_DTYPE": "mamba_conv_dtype",
+    "SGLANG_MAMBA_SSM_DTYPE": "mamba_ssm_dtype",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +113,11 @@ def _environment(words: Sequence[str]) -> tuple[dict[str, Value], list[str]]:
             rest.append(word)
             continue
         name, _, value = word.partition("=")
-        if name == _SKIP_LOCK:
-            values["skip_decode_lock"] = value.lower() in ("1", "true", "yes", "on")
-        elif name in _STATE_DTYPES:
-            values[_STATE_DTYPES[name]] = value
+        field_name = VARIABLES.get(name)
+        if field_name == "skip_decode_lock":
+            values[field_name] = value.lower() in ("1", "true", "yes", "on")
+        elif field_name is not None:
+            values[field_name] = value
     return values, rest
 
 

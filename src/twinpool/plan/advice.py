@@ -10,8 +10,8 @@ from twinpool.errors import TwinpoolError
 from twinpool.plan import inverse
 from twinpool.plan.machine import Machine
 from twinpool.plan.sizing import Sizing, changed
-from twinpool.plan.workload import Fit, Workload, fit, slots_needed, tokens_needed
-from twinpool.units import format_bytes
+from twinpool.plan.workload import Fit, Workload, asked_running, fit, slots_needed, tokens_needed
+from twinpool.units import ceil_div, format_bytes
 
 STRATEGIES_BY_SLOTS = ("extra_buffer_lazy", "no_buffer")
 ACCURACY = "changes results slightly: compare answers on your own tasks before you keep it"
@@ -120,7 +120,10 @@ def _raise_fraction(workload: Workload, sizing: Sizing) -> Iterator[Step]:
     if sizing.flags.mem_fraction_static is None:
         return
     before = sizing.resolved.mem_fraction_static
-    default = changed(sizing, mem_fraction_static=None).resolved.mem_fraction_static
+    try:
+        default = changed(sizing, mem_fraction_static=None).resolved.mem_fraction_static
+    except TwinpoolError:
+        return  # the device is too small for the default
     if default <= before:
         return
     gained_bytes = int((default - before) * sizing.request.pre_load_bytes)
@@ -132,19 +135,26 @@ def _raise_fraction(workload: Workload, sizing: Sizing) -> Iterator[Step]:
 
 
 def _fewer_slots(workload: Workload, sizing: Sizing) -> Iterator[Step]:
-    """A strategy that charges fewer slots for each running request, where states are what is short."""
-    if sizing.ledger is not None and not fit(workload, sizing).slots_short:
+    """A strategy that charges fewer slots for each running request, where no split holds the workload as it is.
+
+    The first with which one does; where none does, only a strategy that costs nothing.
+    """
+    if inverse.pin_for(workload, sizing) is not None:
         return
-    for name in STRATEGIES_BY_SLOTS:
-        try:
-            tried = changed(
-                sizing, mamba_radix_cache_strategy=name, disable_overlap_schedule=name == "no_buffer",
-                page_size=1 if name == "no_buffer" else sizing.flags.page_size,
-            )  # fmt: skip
-        except TwinpoolError:
-            continue  # this model or these flags do not allow it
-        if tried.request.slots_per_request >= sizing.request.slots_per_request:
-            continue
+    steps = [step for name in STRATEGIES_BY_SLOTS for step in _strategy(sizing, name)]
+    enough = [step for step in steps if inverse.pin_for(workload, step.sizing) is not None]
+    yield from (enough or [step for step in steps if not step.warning])[:1]
+
+
+def _strategy(sizing: Sizing, name: str) -> Iterator[Step]:
+    try:
+        tried = changed(
+            sizing, mamba_radix_cache_strategy=name, disable_overlap_schedule=name == "no_buffer",
+            page_size=1 if name == "no_buffer" else sizing.flags.page_size,
+        )  # fmt: skip
+    except TwinpoolError:
+        return  # this model or these flags do not allow it
+    if tried.request.slots_per_request < sizing.request.slots_per_request:
         cost = "no overlap of scheduling and forward, and no checkpoints while decoding"
         yield Step(
             title=f"--mamba-radix-cache-strategy {name}",
@@ -152,9 +162,6 @@ def _fewer_slots(workload: Workload, sizing: Sizing) -> Iterator[Step]:
             sizing=tried,
             warning=cost if name == "no_buffer" else "",
         )
-        if _holds(workload, tried):
-            return
-        sizing = tried
 
 
 def _split(workload: Workload, sizing: Sizing) -> Iterator[Step]:
@@ -162,11 +169,14 @@ def _split(workload: Workload, sizing: Sizing) -> Iterator[Step]:
     pin = inverse.pin_for(workload, sizing)
     if pin is None:
         return
+    running = asked_running(workload, sizing)
+    # The fraction is written out: its default moves with the number of requests.
     tried = changed(
-        sizing, max_mamba_cache_size=pin.slots, mamba_full_memory_ratio=None, max_running_requests=workload.running
-    )
+        sizing, max_mamba_cache_size=pin.slots, mamba_full_memory_ratio=None, max_running_requests=running,
+        mem_fraction_static=sizing.resolved.mem_fraction_static,
+    )  # fmt: skip
     yield Step(
-        title=f"--max-mamba-cache-size {pin.slots} --max-running-requests {workload.running}",
+        title=f"--max-mamba-cache-size {pin.slots} --max-running-requests {running}",
         why=f"{pin.slots} slots are what the workload needs, and KV then holds {pin.tokens:,} tokens on each worker",
         sizing=tried,
     )
@@ -208,10 +218,10 @@ def _pin_reason(workload: Workload, sizing: Sizing) -> str:
 def _host_tier(workload: Workload, sizing: Sizing) -> HostTier | None:
     """Bytes for the idle sessions that do not fit, so that KV and checkpoints cover the same ones."""
     missing = workload.idle_sessions - (fit(workload, sizing).idle if sizing.ledger is not None else 0)
-    if missing <= 0 or sizing.ledger is None:
-        return None
     request = sizing.request
-    per_worker = math.ceil(missing / request.dp)
+    if missing <= 0 or sizing.ledger is None or not request.radix_cache:
+        return None
+    per_worker = ceil_div(missing, request.dp)
     slot = (request.stage_slot_bytes + request.stage_extra_bytes) * workload.checkpoints_per_session
     one = replace(workload, running=0, idle_sessions=request.dp)
     kv = tokens_needed(one, sizing) * request.kv_bytes_per_token // request.dcp

@@ -27,21 +27,28 @@ def clamps(sizing: Sizing, line: LaunchLine) -> tuple[str, ...]:
 def _effective_requests(sizing: Sizing, ledger: Ledger) -> Iterator[str]:
     """The number that /server_info shows is the wish; this one is what runs."""
     request, dp = sizing.request, sizing.request.dp
-    asked = request.max_running_requests
+    asked, wanted = request.max_running_requests, request.requests_per_worker
     runs = ledger.max_running_requests * dp
-    if asked is not None and runs < asked:
-        yield (
-            f"--max-running-requests {asked} becomes {runs}: {ledger.max_mamba_cache_size} slots / "
-            f"{ledger.slots_per_request} a request = {ledger.max_mamba_cache_size // ledger.slots_per_request} on each of "
-            f"{dp} worker{'s' * (dp > 1)}; the rest of the requests wait in the queue."
-        )
-    elif asked is not None and asked % dp and asked > dp:
-        yield f"--max-running-requests {asked} is divided by {dp} workers and rounded down: {runs} run."
-    if asked is None:
+    if asked is None or wanted is None:
         yield f"--max-running-requests is not given: {runs} requests may run at once."
+    elif ledger.max_running_requests < wanted:
+        yield (
+            f"--max-running-requests {asked} becomes {runs}: {_cap(ledger)} on each of {dp} worker{'s' * (dp > 1)}; "
+            "the rest of the requests wait in the queue."
+        )
+    elif runs != asked:
+        yield f"--max-running-requests {asked} is divided by {dp} workers, at least one each and rounded down: {runs} run."
     pin = request.max_mamba_cache_size
     if pin is not None and pin % dp:
         yield f"--max-mamba-cache-size {pin} is divided by {dp} workers and rounded down: {pin // dp * dp} slots."
+
+
+def _cap(ledger: Ledger) -> str:
+    """What holds the requests of a worker down (reference 1.5)."""
+    by_states = ledger.max_mamba_cache_size // ledger.slots_per_request
+    if by_states <= ledger.max_running_requests:
+        return f"{ledger.max_mamba_cache_size} slots / {ledger.slots_per_request} a request = {by_states}"
+    return f"{ledger.kv_tokens:,} tokens of KV / 2 = {ledger.max_running_requests}"
 
 
 def _lengths(sizing: Sizing, ledger: Ledger) -> Iterator[str]:

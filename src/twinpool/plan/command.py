@@ -108,7 +108,8 @@ def _model(words: list[str], direct: Mapping[str, Any], line: LaunchLine) -> str
 def _merged(line: LaunchLine, direct: Mapping[str, Any]) -> Deployment:
     """Flags of both. A flag that is in both must say the same; the model may be another name for the same thing."""
     theirs = {name: getattr(line.deployment, name) for name in line.deployment.given}
-    ours = deployment_from(direct)
+    drafts = {name: value for name, value in theirs.items() if name.startswith("speculative_")}
+    ours = deployment_from({**drafts, **direct})  # an algorithm here may have its number of tokens there
     for name in ours.given & set(theirs) - {"model_path"}:
         if getattr(ours, name) != theirs[name]:
             flag = next(option.name for option in deployment_options() if option.field == name)

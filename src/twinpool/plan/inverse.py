@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from twinpool.errors import TwinpoolError
-from twinpool.memory.split import split
+from twinpool.memory.split import one_slot_a_request, split
 from twinpool.plan.machine import Machine
 from twinpool.plan.sizing import Sizing, pinned_split, size
-from twinpool.plan.workload import Workload, slots_needed, tokens_needed
+from twinpool.plan.workload import Workload, asked_running, slots_needed, tokens_needed
 from twinpool.units import GIB
 
 CEILING = 1 << 24  # users; beyond any machine, and small enough for a search by halves
@@ -30,11 +30,13 @@ class Pin:
 def pin_for(workload: Workload, sizing: Sizing) -> Pin | None:
     """The pin under which the workload fits, or None when no split of this memory holds it."""
     slots, dp = slots_needed(workload, sizing), sizing.request.dp
-    parts = pinned_split(sizing, slots, running=-(-workload.running // dp))
+    running = asked_running(workload, sizing) // dp
+    parts = pinned_split(sizing, slots, running=running)
     tokens = parts.tokens * sizing.request.dcp
-    fits = parts.kv_bytes > 0 and tokens >= max(2, tokens_needed(workload, sizing))
-    if sizing.request.kv_bytes_per_token == 0:
-        fits = parts.kv_bytes > 0
+    # A rank's tokens bound its requests even where no layer keeps KV (reference 1.5).
+    fits = parts.kv_bytes > 0 and parts.tokens // 2 >= max(1, running)
+    if sizing.request.kv_bytes_per_token:
+        fits = fits and tokens >= tokens_needed(workload, sizing)
     return Pin(slots=slots * dp, tokens=tokens) if fits else None
 
 
@@ -59,8 +61,10 @@ def longest_context(workload: Workload, sizing: Sizing) -> int:
 
 
 def sessions_per_gib(workload: Workload, sizing: Sizing) -> float:
-    """Idle sessions that one GiB of this rank holds: a checkpoint set and the KV of a context each."""
+    """Idle sessions that one GiB of this rank holds: a checkpoint set and the KV of a context each; 0 without a cache."""
     request = sizing.request
+    if not request.radix_cache:
+        return 0.0
     one = replace(workload, running=0, idle_sessions=request.dp)
     state = (request.stage_slot_bytes + request.stage_extra_bytes) * workload.checkpoints_per_session
     kv = tokens_needed(one, sizing) * request.kv_bytes_per_token / request.dcp
@@ -90,6 +94,8 @@ def fewest_ranks(
 def ratio_for_slots(sizing: Sizing, slots: int) -> float | None:
     """The smallest ratio of three decimals that gives at least so many slots a worker; None when none does."""
     request = replace(sizing.request, max_mamba_cache_size=None)
+    if one_slot_a_request(request):
+        return None  # no ratio is looked at (reference 1.3, case b)
 
     def gives(thousandths: int) -> bool:
         return split(replace(request, ratio=thousandths / 1000)).slots >= slots

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from twinpool.config.deployment import Deployment, deployment_options
-from twinpool.config.field import Option
-from twinpool.config.launch import LaunchLine
+from twinpool.config.deployment import deployment_options
+from twinpool.config.field import Value
+from twinpool.config.launch import VARIABLES, LaunchLine
 from twinpool.plan import inverse
-from twinpool.plan.advice import Advice, advise
+from twinpool.plan.advice import Advice, Setting, advise
 from twinpool.plan.clamps import clamps
 from twinpool.plan.machine import Machine
 from twinpool.plan.sizing import Sizing
-from twinpool.plan.workload import Fit, Workload, balanced_ratio, fit
+from twinpool.plan.workload import Fit, Workload, asked_running, balanced_ratio, fit
 
-# Options of our own that a launch line of another engine does not have.
+# Options of our own that a launch line of another engine does not have, and what nobody should find in a report.
 _OURS = {"device_memory_bytes", "mamba_conv_dtype", "threads", "skip_decode_lock"}
+_HIDDEN = {"api_key"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,7 @@ def outcome(
         balanced_ratio=balanced_ratio(sizing, workload.tokens_per_request) if workload is not None else None,
         inverses=_inverses(workload, sizing, machine_of) if workload is not None else None,
         advice=advice,
-        launch_flags=launch_flags(sizing.flags, advice),
+        launch_flags=launch_flags(sizing, advice),
     )
 
 
@@ -88,24 +90,33 @@ def _inverses(workload: Workload, sizing: Sizing, machine_of: Callable[[int], Ma
     )
 
 
-def launch_flags(flags: Deployment, advice: Advice | None) -> tuple[str, ...]:
-    """The memory flags of the launch line after the advice, as words to paste."""
-    final = advice.final.flags if advice is not None else flags
-    words = []
-    setting = advice.setting if advice is not None else None
-    chosen = (
-        {"max_mamba_cache_size": setting.pin.slots, "max_running_requests": setting.workload.running} if setting else {}
-    )
+def launch_flags(sizing: Sizing, advice: Advice | None) -> tuple[str, ...]:
+    """The launch line's flags after the advice, quoted for a shell; variables of its environment come first."""
+    final = advice.final if advice is not None else sizing
+    values: dict[str, Value] = {name: getattr(final.flags, name) for name in final.flags.given}
+    if advice is not None and advice.setting is not None:
+        values |= _chosen(advice.setting, final)
+    variables, words = [], []
     for option in deployment_options():
-        value = chosen.get(option.field, getattr(final, option.field))
-        if setting is not None and option.field == "mamba_full_memory_ratio":
-            continue  # the pin beats it
-        if (option.field in final.given or option.field in chosen) and option.field not in _OURS:
-            words += _words(option, value)
-    return tuple(words)
+        value = values.get(option.field)
+        if value is None or value is False or value == option.default or option.field in _HIDDEN:
+            continue
+        if option.field in _OURS and final.rules.name != "twinpool":
+            variables += [f"{name}={_plain(value)}" for name, field in VARIABLES.items() if field == option.field]
+        else:
+            words.append(option.name if value is True else f"{option.name} {_plain(value)}")
+    return (*variables, *words)
 
 
-def _words(option: Option, value: object) -> list[str]:
-    if value is None or value is False or value == option.default:
-        return []
-    return [option.name] if value is True else [f"{option.name} {value}"]
+def _chosen(setting: Setting, final: Sizing) -> dict[str, Value]:
+    """The recommended split as flags. The fraction is written out: its default moves with the number of requests."""
+    return {
+        "max_mamba_cache_size": setting.pin.slots,
+        "max_running_requests": asked_running(setting.workload, final),
+        "mem_fraction_static": final.resolved.mem_fraction_static,
+        "mamba_full_memory_ratio": None,  # the pin beats it
+    }
+
+
+def _plain(value: Value) -> str:
+    return "1" if value is True else shlex.quote(str(value))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 from twinpool.errors import ConfigError
 from twinpool.memory.ledger import Ledger
+from twinpool.memory.split import exact
 from twinpool.plan.options import WorkloadOptions
 from twinpool.plan.sizing import Sizing
 from twinpool.units import ceil_div, round_up
@@ -66,6 +68,8 @@ def workload_of(options: WorkloadOptions, sizing: Sizing) -> Workload | None:
     if tokens is None:
         if options.idle_sessions:
             raise ConfigError("--idle-sessions needs --tokens-per-request: an idle session keeps its KV too.")
+        if options.running is not None and options.trace is None:
+            raise ConfigError("--running needs --tokens-per-request: how much KV each request takes.")
         return None
     limit = sizing.resolved.context_len
     if tokens > limit:
@@ -78,6 +82,11 @@ def workload_of(options: WorkloadOptions, sizing: Sizing) -> Workload | None:
         running=running, tokens_per_request=tokens, idle_sessions=options.idle_sessions,
         checkpoints_per_session=options.checkpoints_per_session,
     )  # fmt: skip
+
+
+def asked_running(workload: Workload, sizing: Sizing) -> int:
+    """--max-running-requests that runs the workload: workers get equal numbers, rounded down (reference 1.5)."""
+    return round_up(workload.running, sizing.request.dp)
 
 
 def slots_needed(workload: Workload, sizing: Sizing) -> int:
@@ -159,6 +168,5 @@ def balanced_ratio(sizing: Sizing, tokens_per_request: float) -> float | None:
 
 def rounded_ratio(ratio: float) -> float:
     """A ratio as one writes it: three significant digits, rounded up."""
-    digits = 2 - math.floor(math.log10(ratio))
-    scale = 10.0**digits
-    return math.ceil(ratio * scale) / scale
+    unit = Fraction(10) ** (math.floor(math.log10(ratio)) - 2)
+    return float(math.ceil(exact(ratio) / unit) * unit)
