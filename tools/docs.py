@@ -1,4 +1,4 @@
-"""Write docs/flags.md, docs/errors.md and docs/metrics.md from the code; with --check, fail when one does not match.
+"""Write the generated pages of docs/ and the "Files" part of ARCHITECTURE.md; with --check, fail when one does not match.
 
 python tools/docs.py            # write the pages
 python tools/docs.py --check    # exit 1 and name the pages that drifted
@@ -9,15 +9,21 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import docs_files
+import docs_plan_json
 from twinpool import errors
+from twinpool.config import command_line
+from twinpool.config.command_line import FlagRow
+from twinpool.config.deployment import Deployment
 from twinpool.config.flags import flag_rows
 from twinpool.config.refused import refusals
 from twinpool.metrics import CATALOGUE, USUAL_LABELS
+from twinpool.plan.options import GROUPS as PLAN_GROUPS
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+ROOT = Path(__file__).resolve().parents[1]
 NOTE = "<!-- Written by tools/docs.py (make docs); edit the code it is made from, not this page. -->"
 
 
@@ -27,22 +33,20 @@ def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> list[str]:
 
 
 def flags_page() -> str:
-    """Every honoured flag by group, then every refused flag and value with its reason."""
-    lines = [NOTE, "# Flags of `twinpool serve`", ""]
+    """Every flag of serve and plan by group, and every refused flag and value with its reason."""
+    lines = [NOTE, "# Flags", "", "## `twinpool serve`", ""]
     lines += ["`LLM(...)` takes the same names as keywords: `--page-size 16` is `page_size=16`.", ""]
-    for group, rows in itertools.groupby(flag_rows(), key=lambda row: row.group):
-        lines += [f"## {group}", ""]
-        cells = (
-            (
-                " ".join(f"`{name}`" for name in (row.name, *row.aliases)),
-                f"`{row.metavar}`" if row.metavar else "",
-                row.default,
-                row.help,
-            )
-            for row in rows
-        )
-        lines += _table(("Flag", "Value", "Default", "Meaning"), cells)
-    lines += ["## Known and refused", "", "Flags of the reference that are not honoured. None is ignored.", ""]
+    lines += _flag_tables(flag_rows())
+    lines += ["## `twinpool plan`", "", "How they go together: [plan.md](plan.md).", ""]
+    lines += _flag_tables(command_line.rows_of(PLAN_GROUPS))
+    lines += ["### Flags of a launch line", ""]
+    lines += [
+        "A plan also reads the flags of `twinpool serve` above, and these, which other engines have or where they "
+    ]
+    lines[-1] += "allow more. A flag that changes no memory is named in the report; nothing is ignored in silence."
+    lines += ["", *_rows_table(_launch_rows())]
+    lines += ["## Known and refused", ""]
+    lines += ["Flags of the reference that `twinpool serve` does not honour. None is ignored.", ""]
     by_reason = itertools.groupby(refusals().flags.items(), key=lambda item: item[1])
     lines += _table(
         ("Flags", "Why"), ((" ".join(f"`{name}`" for name, _ in items), f"{why}.") for why, items in by_reason)
@@ -51,6 +55,34 @@ def flags_page() -> str:
     values = ((f"`{flag}`", " ".join(f"`{key[1]}`" for key, _ in items), f"{why}.") for (flag, why), items in by_value)
     lines += _table(("Flag", "Values", "Why"), values)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _flag_tables(rows: Iterable[FlagRow]) -> list[str]:
+    lines = []
+    for group, members in itertools.groupby(rows, key=lambda row: row.group):
+        lines += [f"### {group}", "", *_rows_table(members)]
+    return lines
+
+
+def _rows_table(rows: Iterable[FlagRow]) -> list[str]:
+    cells = (
+        (
+            " ".join(f"`{name}`" for name in (row.name, *row.aliases)),
+            f"`{row.metavar}`" if row.metavar else "",
+            row.default,
+            row.help,
+        )
+        for row in rows
+    )
+    return _table(("Flag", "Value", "Default", "Meaning"), cells)
+
+
+def _launch_rows() -> Iterator[FlagRow]:
+    """Options of a launch line that the server lacks, or that have another text, value or default there."""
+    served = {(row.name, row.aliases, row.metavar, row.default, row.help) for row in flag_rows()}
+    for row in command_line.rows_of([Deployment]):
+        if (row.name, row.aliases, row.metavar, row.default, row.help) not in served:
+            yield row
 
 
 def _classes(root: type[errors.TwinpoolError]) -> Iterator[type[errors.TwinpoolError]]:
@@ -97,14 +129,19 @@ def metrics_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-PAGES: dict[str, Callable[[], str]] = {"flags.md": flags_page, "errors.md": errors_page, "metrics.md": metrics_page}
+# Path below the root: its text.
+PAGES: dict[str, Callable[[], str]] = {
+    "docs/flags.md": flags_page,
+    "docs/errors.md": errors_page,
+    "docs/metrics.md": metrics_page,
+    "docs/plan-json.md": lambda: docs_plan_json.page(NOTE),
+    "ARCHITECTURE.md": lambda: docs_files.architecture_page(ROOT),
+}
 
 
-def drifted(folder: Path) -> list[str]:
-    """Names of the pages in `folder` that are missing or differ from the code."""
-    return [
-        name for name, page in PAGES.items() if not (folder / name).exists() or (folder / name).read_text() != page()
-    ]
+def drifted(root: Path) -> list[str]:
+    """Names of the pages below `root` that are missing or differ from the code. Raises ValueError as the pages do."""
+    return [name for name, page in PAGES.items() if not (root / name).exists() or (root / name).read_text() != page()]
 
 
 def main() -> int:
@@ -113,11 +150,11 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page differs from the code")
     if not parser.parse_args().check:
         for name, page in PAGES.items():
-            (DOCS / name).write_text(page())
+            (ROOT / name).write_text(page())
         return 0
-    found = drifted(DOCS)
+    found = drifted(ROOT)
     for name in found:
-        print(f"docs/{name} does not match the code; run: make docs", file=sys.stderr)
+        print(f"{name} does not match the code; run: make docs", file=sys.stderr)
     return 1 if found else 0
 
 

@@ -1,4 +1,4 @@
-"""--json: one schema for every kind of plan, documented in docs/plan.md. Sizes in bytes, lengths in tokens."""
+"""--json: one schema for every kind of plan, documented in docs/plan-json.md. Sizes in bytes, lengths in tokens."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from twinpool.plan.machine import Machine
 from twinpool.plan.outcome import Outcome
 from twinpool.plan.sizing import Sizing
 from twinpool.plan.sweep import Sweep
+from twinpool.plan.vllm_ledger import VllmLedger
 from twinpool.plan.vllm_plan import VllmOutcome
 from twinpool.reports.jsonio import json_text
 
@@ -34,7 +35,7 @@ def sweep_json(outcome: Outcome, sweep: Sweep) -> str:
 
 def vllm_json(outcome: VllmOutcome) -> str:
     """A plan of an engine with one pool of blocks."""
-    return _text("vllm", {"plan": outcome})
+    return _text("vllm", {"plan": _vllm(outcome)})
 
 
 def _text(kind: str, content: dict[str, Any]) -> str:
@@ -139,4 +140,43 @@ def _boot(boot: LogOutcome) -> dict[str, Any]:
         "checks": boot.checks,
         "notes": boot.notes,
         "plan": _outcome(boot.outcome),
+    }
+
+
+def _vllm(outcome: VllmOutcome) -> dict[str, Any]:
+    return {
+        "engine": "vllm",
+        "model": outcome.model,
+        "machine": _machine(outcome.machine),
+        "activation_bytes": outcome.activation_bytes,
+        "ledger": None if outcome.ledger is None else _vllm_ledger(outcome.ledger),
+        "refusal": outcome.refusal,
+        "workload": outcome.workload,
+        "fit": outcome.fit,
+        "flags_without_effect": outcome.line.no_effect,
+        "flags_not_modelled": outcome.line.not_modelled,
+        "flags_unknown": outcome.line.unknown,
+    }
+
+
+def _vllm_ledger(ledger: VllmLedger) -> dict[str, Any]:
+    layout = ledger.layout
+    return {
+        "num_blocks": ledger.num_blocks,
+        "block_tokens": layout.block_tokens,
+        "attention_groups": layout.attention_groups,
+        "state_groups": layout.state_groups,
+        "layers_per_group": layout.layers_per_group,
+        "padding_fraction": layout.padding_fraction,
+        "kv_cache_size_tokens": ledger.kv_cache_size_tokens,
+        "old_kv_cache_size_tokens": ledger.old_kv_cache_size_tokens,
+        "max_concurrency": ledger.max_concurrency,
+        "max_num_seqs": ledger.max_num_seqs,
+        "max_num_seqs_bound": ledger.max_num_seqs_bound,
+        "running_requests": ledger.running_requests,
+        "smallest_prefix_tokens": ledger.smallest_prefix_tokens,
+        "checkpoint_blocks": ledger.checkpoint_blocks,
+        "usable_tokens": ledger.usable_tokens,
+        "lines": [{"name": name, "bytes": size_bytes} for name, size_bytes in ledger.lines],
+        "warnings": ledger.warnings,
     }

@@ -33,8 +33,10 @@ def report_text(outcome: Outcome) -> str:
     if outcome.workload is not None:
         blocks += _workload_blocks(outcome, outcome.workload)
     blocks += [_bullets("Flags without effect on the two pools", outcome.line.no_effect)]
+    blocks += [_bullets("Flags that change memory in a way the plan leaves out", outcome.line.not_modelled)]
     blocks += [_bullets("Flags that were not understood", outcome.line.unknown)]
-    if outcome.launch_flags:
+    # A line that is refused is not worth pasting, unless advice has changed it.
+    if outcome.launch_flags and (outcome.sizing.ledger is not None or outcome.advice is not None):
         blocks.append("Flags to paste\n  " + " ".join(outcome.launch_flags))
     return "\n\n".join(block for block in blocks if block) + "\n"
 

@@ -42,3 +42,14 @@ def test_residency_bound() -> None:
     assert share[1] > 95
     assert few["KV tokens"] > few["all sessions"]
     assert answers == same
+
+
+def test_plan_from_boot_log(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    example = load("plan_from_boot_log")
+    boot = example.run(example.LOG)
+    assert {check.verdict for check in boot.checks} == {"equal"}
+    assert (boot.outcome.fit.running, boot.outcome.fit.idle) == (39, 31)
+    assert boot.outcome.fit.tokens_short == 48 * 8192 - 327_579
+    monkeypatch.setattr(example.sys, "argv", ["plan_from_boot_log.py"])
+    example.main()
+    assert "--max-mamba-cache-size 76 for 8 requests and 52 idle sessions" in capsys.readouterr().out
