@@ -1,4 +1,4 @@
-"""The boot log (reference 2.1): each line is one format string, from which it is printed and read back; and tables."""
+"""The boot log (reference 2.1): what a rank says about its boot, printed and read back out of noise; and tables."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from twinpool.bootlines import LINES, LOAD_BEGIN, LOAD_END, POOL_END, RESIZED, SCHEDULER, Line, found_lines
 from twinpool.memory.ledger import Ledger
-from twinpool.memory.refusals import CAPPED_BY_KV, CAPPED_BY_STATES
 from twinpool.tables import table_text
 from twinpool.units import format_bytes, to_gib
 
@@ -19,10 +19,13 @@ class BootFacts:
 
     label: the rank as the log prefix names it ('DP0 TP1'), empty without one. Sizes include the padding slot or page,
     `slots` does not. cap, slots_per_request: from the warning that states limit concurrency; requested, granted: from
-    the one that KV does.
+    the one that KV does. dist_gb: what setting up the ranks took before the load. weights_gb and load_end_gb include a
+    draft model that is loaded before the pools. resized: KV was sized once more after graphs were captured.
     """
 
     label: str = ""
+    dist_s: float | None = None
+    dist_gb: float | None = None
     load_begin_gb: float | None = None
     load_end_gb: float | None = None
     weights_gb: float | None = None
@@ -52,105 +55,12 @@ class BootFacts:
     context_len: int | None = None
     device: str | None = None
     available_gb: float | None = None
+    resized: bool = False
 
 
-_FIELD = re.compile(r"\{(\w+)(?::([^}]*))?\}")
-_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_RANK = re.compile(r"\b(?:DP|PP|TP|EP)\d+\b")
-
-
-class _Line:
-    """One line: a format string, its fields, and the pattern that reads it back."""
-
-    def __init__(self, template: str) -> None:
-        self.template = template
-        self.kinds = {found[1]: found[2] or "" for found in _FIELD.finditer(template)}
-        pattern, at = "", 0
-        for found in _FIELD.finditer(template):
-            value = {"": r"[^,\s]+", "d": r"-?\d+"}.get(found[2] or "", r"-?\d+(?:\.\d+)?")
-            pattern += re.escape(template[at : found.start()]) + f"(?P<{found[1]}>{value})"
-            at = found.end()
-        self.pattern = re.compile(pattern + re.escape(template[at:].rstrip()))
-
-    def render(self, values: Mapping[str, Any]) -> str:
-        """The line with its fields filled in."""
-        return self.template.format_map(values)
-
-    def read(self, text: str) -> dict[str, Any] | None:
-        """Field values found in a line of text, or None when it is another line."""
-        found = self.pattern.search(text)
-        if found is None:
-            return None
-        return {name: _value(found[name], kind) for name, kind in self.kinds.items() if not name.startswith("_")}
-
-
-def _value(text: str, kind: str) -> int | float | str:
-    if kind == "":
-        return text
-    return int(text) if kind == "d" else float(text)
-
-
-_LOAD_BEGIN = "Load weight begin. avail mem={load_begin_gb:.2f} GB"
-_LOAD_END = (
-    "Load weight end. elapsed={load_s:.2f} s, type={model_class}, "
-    "avail mem={load_end_gb:.2f} GB, mem usage={weights_gb:.2f} GB."
-)
-_LOAD_END_QUANT = _LOAD_END.replace("avail mem", "quant={quantization}, avail mem")
-_MULTIMODAL = (
-    "Reserving {multimodal_gb:.2f} GB of the KV budget for post-sizing multimodal allocations "
-    "(feature-transport pools + embedding cache)."
-)
-_MAMBA = (
-    "Mamba Cache is allocated. max_mamba_cache_size: {slots:d}, "
-    "conv_state size: {conv_gb:.2f}GB, ssm_state size: {ssm_gb:.2f}GB "
-)
-_MAMBA_DRAFTS = (
-    f"{_MAMBA}intermediate_ssm_state_cache size: {{draft_ssm_gb:.2f}}GB "
-    "intermediate_conv_window_cache size: {draft_conv_gb:.2f}GB "
-)
-_KV = "KV Cache is allocated. dtype: {kv_dtype}, #tokens: {kv_tokens:d}, K size: {k_gb:.2f} GB, V size: {v_gb:.2f} GB"
-_KV_LATENT = "KV Cache is allocated. dtype: {kv_dtype}, #tokens: {kv_tokens:d}, KV size: {kv_gb:.2f} GB"
-_POOL_END = "Memory pool end. avail mem={pool_end_gb:.2f} GB"
-_SCHEDULER = (
-    "max_total_num_tokens={max_total_tokens:d}, chunked_prefill_size={chunked_prefill_size:d}, "
-    "max_prefill_tokens={max_prefill_tokens:d}, max_running_requests={max_running_requests:d}, "
-    "context_len={context_len:d}, available_{device}_mem={available_gb:.2f} GB"
-)
-
-# In order of appearance; of two forms of a line the longer comes first, so that it is preferred.
-_LINES = tuple(
-    _Line(template)
-    for template in (
-        _LOAD_BEGIN,
-        _LOAD_END_QUANT,
-        _LOAD_END,
-        _MULTIMODAL,
-        CAPPED_BY_STATES,
-        CAPPED_BY_KV,
-        _MAMBA_DRAFTS,
-        _MAMBA,
-        _KV,
-        _KV_LATENT,
-        _POOL_END,
-        _SCHEDULER,
-    )
-)
-
-# Forms of other versions: read, never printed.
-_TYPE = "type={model_class}, dtype={_dtype}, "
-_READ_ONLY = tuple(
-    _Line(template)
-    for template in (
-        _LOAD_END.replace("type={model_class}, ", f"{_TYPE}quant={{quantization}}, "),
-        _LOAD_END.replace("type={model_class}, ", _TYPE),
-        _LOAD_END.replace("elapsed={load_s:.2f} s, type={model_class}, ", f"{_TYPE}"),
-        _LOAD_END.replace("elapsed={load_s:.2f} s, ", ""),
-        _KV.replace("dtype: {kv_dtype}, ", ""),
-        _KV_LATENT.replace("dtype: {kv_dtype}, ", ""),
-        "Post-capture KV sizing: KV cache allocated. dtype: {kv_dtype}, #tokens: {kv_tokens:d}, KV size: {kv_gb:.2f} GB",
-        _SCHEDULER.removesuffix(", available_{device}_mem={available_gb:.2f} GB"),
-    )
-)
+_COLOUR = re.compile(r"(?:\x1b|\\u001b|\\x1b|\\033)\[[0-9;]*[A-Za-z]")
+_BRACKETS = re.compile(r"\[[^\[\]]*\]")
+_RANK = re.compile(r"\b(?:DP|PP|TP|EP|CP)\d+\b")
 
 
 def boot_lines(facts: BootFacts) -> tuple[str, ...]:
@@ -158,14 +68,14 @@ def boot_lines(facts: BootFacts) -> tuple[str, ...]:
     values = {name: value for name in facts.__slots__ if (value := getattr(facts, name)) is not None}
     lines: list[str] = []
     printed: set[str] = set()
-    for line in _LINES:
+    for line in LINES:
         if line.kinds.keys() <= values.keys() and not _is_short_form(line, printed):
             lines.append(line.render(values))
             printed |= line.kinds.keys()
     return tuple(lines)
 
 
-def _is_short_form(line: _Line, printed: set[str]) -> bool:
+def _is_short_form(line: Line, printed: set[str]) -> bool:
     """Whether everything the line says was already printed by its longer form."""
     return line.kinds.keys() <= printed
 
@@ -202,19 +112,19 @@ def pool_lines(ledger: Ledger, *, kv_dtype: str, latent: bool = False) -> tuple[
 
 def load_begin_line(available_bytes: int) -> str:
     """Before the weights are loaded."""
-    return _LOAD_BEGIN.format(load_begin_gb=to_gib(available_bytes))
+    return LOAD_BEGIN.format(load_begin_gb=to_gib(available_bytes))
 
 
 def load_end_line(*, elapsed_s: float, model_class: str, available_bytes: int, used_bytes: int) -> str:
     """After the weights are loaded."""
-    return _LOAD_END.format(
+    return LOAD_END.format(
         load_s=elapsed_s, model_class=model_class, load_end_gb=to_gib(available_bytes), weights_gb=to_gib(used_bytes)
     )
 
 
 def pool_end_line(available_bytes: int) -> str:
     """After both pools are allocated."""
-    return _POOL_END.format(pool_end_gb=to_gib(available_bytes))
+    return POOL_END.format(pool_end_gb=to_gib(available_bytes))
 
 
 def scheduler_line(
@@ -227,7 +137,7 @@ def scheduler_line(
     device: str = "cpu",
 ) -> str:
     """The line of the scheduler; chunking off prints -1, and any device but 'cpu' is called gpu."""
-    return _SCHEDULER.format(
+    return SCHEDULER.format(
         max_total_tokens=ledger.logical_tokens,
         chunked_prefill_size=-1 if chunked_prefill_size is None else chunked_prefill_size,
         max_prefill_tokens=max_prefill_tokens,
@@ -246,38 +156,43 @@ def tree_line(*, hybrid_ssm: bool, hicache_attached: bool = False) -> str:
     )
 
 
-_BEFORE_POOLS = {"load_begin_gb", "load_s", "multimodal_gb", "cap", "requested"}
+_BEFORE_POOLS = {"dist_gb", "load_begin_gb", "load_end_gb", "multimodal_gb", "cap", "requested"}
+# A draft model begins to load where the target ended, a second boot where the first one began.
+_SAME_LOAD_GB = 0.5
 
 
 def parse(text: str) -> tuple[BootFacts, ...]:
     """Read boot lines back from a log with anything around them: prefixes, colours, several ranks, several boots.
 
     One BootFacts per rank and boot, in order of first appearance; () when no line is known. The first of several equal
-    lines of a boot counts: a draft model loads and allocates after the target.
+    lines of a boot counts, as a draft model's pools come after the target's; of several loads the last.
     """
     boots: list[BootFacts] = []
     current: dict[str, int] = {}
-    waiting: dict[
-        str, dict[str, Any]
-    ] = {}  # lines that come before pools, seen after them: a draft model, or the next boot
-    for raw in text.splitlines():
-        plain = _COLOUR.sub("", raw)
-        found = next((values for line in (*_LINES, *_READ_ONLY) if (values := line.read(plain)) is not None), None)
-        if found is None:
+    waiting: dict[str, dict[str, Any]] = {}  # seen after pools, and said before them: of a draft model or the next boot
+    for before, found, head in found_lines(_COLOUR.sub("", text)):
+        label = _label(before)
+        if not found:
             continue
-        label = _label(plain)
         facts = boots[current[label]] if label in current else None
-        late = facts is not None and (facts.conv_gb is not None or facts.kv_tokens is not None)
-        if late and found.keys() & _BEFORE_POOLS:
-            waiting[label] = found if "load_begin_gb" in found else waiting.get(label, {}) | found
+        if facts is not None and _has_pools(facts) and found.keys() & _BEFORE_POOLS:
+            waiting[label] = found if _begins(found, waiting.get(label, {})) else waiting.get(label, {}) | found
             continue
         if facts is None or _starts_again(facts, found):
             current[label] = len(boots)
             facts = BootFacts(label=label, **waiting.pop(label, {}))
             boots.append(facts)
-        new = {name: value for name, value in found.items() if getattr(facts, name) is None}
-        boots[current[label]] = replace(facts, **new)
+        boots[current[label]] = _resized(facts, found) if head == RESIZED.head else _with(facts, found)
     return tuple(boots)
+
+
+def _has_pools(facts: BootFacts) -> bool:
+    return facts.conv_gb is not None or facts.kv_tokens is not None
+
+
+def _begins(found: Mapping[str, Any], waiting: Mapping[str, Any]) -> bool:
+    """Whether a line is the first of a load."""
+    return "dist_gb" in found or ("load_begin_gb" in found and waiting.keys() != {"dist_s", "dist_gb"})
 
 
 def _starts_again(facts: BootFacts, found: Mapping[str, Any]) -> bool:
@@ -286,10 +201,28 @@ def _starts_again(facts: BootFacts, found: Mapping[str, Any]) -> bool:
     return ("conv_gb" in found and facts.conv_gb is not None) or (done and "kv_tokens" in found)
 
 
-def _label(line: str) -> str:
-    """The rank in the first brackets of a line's prefix."""
-    bracket = re.search(r"\[[^\]]*\]", line)
-    return " ".join(_RANK.findall(bracket[0])) if bracket else ""
+def _with(facts: BootFacts, found: Mapping[str, Any]) -> BootFacts:
+    """The facts with a line's; before the pools a second load adds a draft model, or is a boot after one that failed."""
+    if "load_begin_gb" in found and facts.load_begin_gb is not None and not _has_pools(facts):
+        drafts = facts.load_end_gb is not None and found["load_begin_gb"] <= facts.load_end_gb + _SAME_LOAD_GB
+        return facts if drafts else BootFacts(label=facts.label, **found)
+    if "load_end_gb" in found and facts.load_end_gb is not None and not _has_pools(facts):
+        weights_gb = round((facts.weights_gb or 0.0) + found.get("weights_gb", 0.0), 2)
+        return replace(facts, load_end_gb=found["load_end_gb"], weights_gb=weights_gb)
+    return replace(facts, **{name: value for name, value in found.items() if getattr(facts, name) is None})
+
+
+def _resized(facts: BootFacts, found: Mapping[str, Any]) -> BootFacts:
+    """The facts with the final KV pool instead of what was said about it before graphs were captured."""
+    return replace(facts, **{"k_gb": None, "v_gb": None, "kv_gb": None, "pool_end_gb": None, **found}, resized=True)
+
+
+def _label(before: str) -> str:
+    """The rank in the last brackets before a line that name one; others are of time, of Docker or of a progress bar."""
+    for bracket in reversed(_BRACKETS.findall(before)):
+        if ranks := _RANK.findall(bracket):
+            return " ".join(ranks)
+    return ""
 
 
 def ledger_table(ledger: Ledger) -> str:

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from tests.unit.memory.test_budget import KIMI_LINEAR, QWEN3_NEXT, rest_of
-from twinpool import bootlog
+from twinpool import bootlines, bootlog
 from twinpool.bootlog import BootFacts
 from twinpool.memory.budget import plan_memory
 from twinpool.units import GIB, MIB
@@ -135,8 +135,8 @@ def test_parse_of_nothing_known_is_empty() -> None:
 
 
 def test_every_fact_is_printed_by_some_line() -> None:
-    printed = {name for line in bootlog._LINES for name in line.kinds}
-    assert printed == {item.name for item in fields(BootFacts)} - {"label"}
+    printed = {name for line in bootlines.LINES for name in line.kinds}
+    assert printed == {item.name for item in fields(BootFacts)} - {"label", "resized"}
 
 
 @given(st.integers(8 * GIB, 64 * GIB), st.sampled_from([0, 4]), st.booleans())

@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 from twinpool.bootlog import BootFacts
 from twinpool.memory.ledger import MemoryRequest
-from twinpool.memory.split import Split, pinned, split
+from twinpool.plan.log_division import division
+from twinpool.plan.log_line import DIFFERS, EQUAL, UNKNOWN, LogCheck, gib, kv_gib, near
 from twinpool.plan.sizing import Sizing
 from twinpool.units import GIB, to_gib
 
-EQUAL, ROUNDING, DIFFERS, UNKNOWN = "equal", "within the log's rounding", "differs", "not determined"
-HALF_CENT_GIB = 0.005
-TOKENS_TOLERANCE = 0.001
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogCheck:
-    """One line of the comparison. verdict: equal, within the log's rounding, differs, or not determined (note: what is missing)."""
-
-    rank: str
-    what: str
-    logged: str
-    ours: str
-    verdict: str
-    note: str = ""
-
-
-def check_boot(ranks: tuple[BootFacts, ...], sizing: Sizing) -> tuple[LogCheck, ...]:
-    """All checks of one boot. sizing: of the log's model, flags and memory."""
+def check_boot(ranks: tuple[BootFacts, ...], sizing: Sizing, *, missing: tuple[str, ...] = ()) -> tuple[LogCheck, ...]:
+    """All checks of one boot. sizing: of the log's model, flags and memory; missing: what the division lacks."""
     found: list[LogCheck] = []
     for facts in ranks:
         found += _weights(facts)
@@ -37,18 +21,9 @@ def check_boot(ranks: tuple[BootFacts, ...], sizing: Sizing) -> tuple[LogCheck, 
         found += _kv_size(facts, sizing)
         found += _left_over(facts)
         found += _requests(facts, sizing)
-    found += _division(ranks, sizing)
+    found += division(ranks, sizing, missing)
     found += _agreement(ranks)
     return tuple(found)
-
-
-def _gib(value: float) -> str:
-    return f"{value:.2f} GiB"
-
-
-def _near(a: float, b: float, steps: float = 1) -> str:
-    """Equality of two sizes in GiB, one of them rounded to two decimals `steps` times."""
-    return EQUAL if abs(a - b) <= steps * HALF_CENT_GIB + 1e-9 else DIFFERS
 
 
 def _weights(facts: BootFacts) -> Iterator[LogCheck]:
@@ -56,8 +31,8 @@ def _weights(facts: BootFacts) -> Iterator[LogCheck]:
         return
     ours = facts.load_begin_gb - facts.load_end_gb
     yield LogCheck(
-        rank=facts.label, what="weights = free before - free after", logged=_gib(facts.weights_gb), ours=_gib(ours),
-        verdict=_near(ours, facts.weights_gb, 3),
+        rank=facts.label, what="weights = free before - free after", logged=gib(facts.weights_gb), ours=gib(ours),
+        verdict=near(ours, facts.weights_gb, 3),
     )  # fmt: skip
 
 
@@ -72,10 +47,10 @@ def _state_sizes(facts: BootFacts, request: MemoryRequest) -> Iterator[LogCheck]
     for what, logged, size_bytes in sizes:
         if logged is not None:
             yield LogCheck(
-                rank=facts.label, what=f"{what}: {slots} slots (K + 1)", logged=_gib(logged), ours=_gib(to_gib(size_bytes)),
-                verdict=_near(to_gib(size_bytes), logged),
+                rank=facts.label, what=f"{what}: {slots} slots (K + 1)", logged=gib(logged), ours=gib(to_gib(size_bytes)),
+                verdict=near(to_gib(size_bytes), logged),
             )  # fmt: skip
-    if facts.draft_ssm_gb is not None and slot > conv:
+    if facts.draft_ssm_gb and slot > conv:
         yield _draft_scratch(facts.label, facts.draft_ssm_gb, request.draft_tokens, ssm_bytes=slot - conv)
 
 
@@ -84,46 +59,38 @@ def _draft_scratch(rank: str, logged_gb: float, drafts: int, *, ssm_bytes: int) 
     states = round(logged_gb * GIB / ssm_bytes)
     if not drafts:
         note = f"{states} states; missing: --speculative-num-draft-tokens"
-        return LogCheck(
-            rank=rank, what="draft ssm states", logged=_gib(logged_gb), ours="?", verdict=UNKNOWN, note=note
-        )
+        return LogCheck(rank=rank, what="draft ssm states", logged=gib(logged_gb), ours="?", verdict=UNKNOWN, note=note)
     rows = max(1, round(states / drafts))
     ours = to_gib(rows * drafts * ssm_bytes)
     what = f"draft ssm states: {rows} rows × {drafts} draft tokens"
-    return LogCheck(rank=rank, what=what, logged=_gib(logged_gb), ours=_gib(ours), verdict=_near(ours, logged_gb))
-
-
-def _kv_total(facts: BootFacts) -> float | None:
-    if facts.kv_gb is not None:
-        return facts.kv_gb
-    return None if facts.k_gb is None or facts.v_gb is None else facts.k_gb + facts.v_gb
+    return LogCheck(rank=rank, what=what, logged=gib(logged_gb), ours=gib(ours), verdict=near(ours, logged_gb))
 
 
 def _kv_size(facts: BootFacts, sizing: Sizing) -> Iterator[LogCheck]:
     """Tokens and a padding page. Keys and values are rounded apart; the draft model's KV is a pool of its own in the log."""
-    logged = _kv_total(facts)
+    logged = kv_gib(facts)
     if logged is None or facts.kv_tokens is None:
         return
     cell = sizing.request.kv_bytes_per_token - sizing.draft_kv_bytes_per_token
     ours = to_gib((facts.kv_tokens + sizing.request.page_size) * cell)
     yield LogCheck(
-        rank=facts.label, what=f"KV: ({facts.kv_tokens} tokens + a page) × {cell:,} bytes", logged=_gib(logged), ours=_gib(ours),
-        verdict=_near(ours, logged, 1 if sizing.keeps_latents else 2),
+        rank=facts.label, what=f"KV: ({facts.kv_tokens} tokens + a page) × {cell:,} bytes", logged=gib(logged), ours=gib(ours),
+        verdict=near(ours, logged, 1 if facts.kv_gb is not None else 2),
     )  # fmt: skip
 
 
 def _left_over(facts: BootFacts) -> Iterator[LogCheck]:
     """What both pools took must be gone afterwards."""
-    kv = _kv_total(facts)
+    kv = kv_gib(facts)
     if facts.load_end_gb is None or facts.pool_end_gb is None or kv is None:
         return
     pools = kv + sum(size or 0.0 for size in (facts.conv_gb, facts.ssm_gb, facts.draft_ssm_gb, facts.draft_conv_gb))
     ours = facts.load_end_gb - pools
-    verdict, gap, note = _near(ours, facts.pool_end_gb, 8), ours - facts.pool_end_gb, ""
+    verdict, gap, note = near(ours, facts.pool_end_gb, 8), ours - facts.pool_end_gb, ""
     if verdict == DIFFERS and gap > 0:
         verdict, note = UNKNOWN, f"{gap:.2f} GiB are in neither pool: workspaces, a draft model or other processes"
     yield LogCheck(
-        rank=facts.label, what="free after both pools", logged=_gib(facts.pool_end_gb), ours=_gib(ours), verdict=verdict,
+        rank=facts.label, what="free after both pools", logged=gib(facts.pool_end_gb), ours=gib(ours), verdict=verdict,
         note=note,
     )  # fmt: skip
 
@@ -152,121 +119,6 @@ def _requests(facts: BootFacts, sizing: Sizing) -> Iterator[LogCheck]:
             rank=facts.label, what="max_total_num_tokens", logged=f"{facts.max_total_tokens:,}", ours=f"{total:,}",
             verdict=EQUAL if total == facts.max_total_tokens else DIFFERS,
         )  # fmt: skip
-
-
-def _division(ranks: tuple[BootFacts, ...], sizing: Sizing) -> Iterator[LogCheck]:
-    """Slots and tokens by the split, from the least free memory of all ranks."""
-    slots, tokens = ranks[0].slots, ranks[0].kv_tokens
-    missing = [
-        name
-        for name, value in (
-            ("free memory before the load", _least(ranks, "load_begin_gb")),
-            ("free memory after the load", _least(ranks, "load_end_gb")),
-            ("mem_fraction_static", sizing.flags.mem_fraction_static),
-        )
-        if value is None
-    ]
-    if missing:
-        yield from _ratio_check(ranks[0], sizing, missing)
-        return
-    exact, (low, high) = split(sizing.request), _corners(sizing.request)
-    note = ""
-    shown = sum(facts.load_end_gb is not None for facts in ranks)
-    if sizing.machine.ranks > shown:
-        note = f"the log shows free memory of {shown} of {sizing.machine.ranks} ranks; the split takes the least of all"
-    counts = [_counted("slots (K)", slots or 0, exact.slots, (low.slots, high.slots), 0.0, note)]
-    if tokens is not None:
-        counts.append(_counted("KV tokens", tokens, exact.tokens, (low.tokens, high.tokens), TOKENS_TOLERANCE, note))
-    yield from counts
-    if any(check.verdict in (UNKNOWN, DIFFERS) for check in counts) and not pinned(sizing.request):
-        yield from _ratio_check(ranks[0], sizing, ["free memory of the other ranks"] if note else [])
-
-
-def _counted(what: str, logged: int, ours: int, span: tuple[int, int], tolerance: float, note: str) -> LogCheck:
-    verdict = DIFFERS
-    if abs(ours - logged) <= tolerance * logged:
-        verdict = EQUAL
-    elif span[0] <= logged <= span[1]:
-        verdict = ROUNDING
-    elif note:
-        verdict = UNKNOWN
-    return LogCheck(
-        rank="",
-        what=what,
-        logged=f"{logged:,}",
-        ours=f"{ours:,}",
-        verdict=verdict,
-        note="" if verdict == EQUAL else note,
-    )
-
-
-def _corners(request: MemoryRequest) -> tuple[Split, Split]:
-    """The division at both ends of what two decimals of GiB leave open."""
-    half = round(HALF_CENT_GIB * GIB)
-    low = replace(
-        request, pre_load_bytes=request.pre_load_bytes + half, available_bytes=max(0, request.available_bytes - half)
-    )
-    high = replace(
-        request, pre_load_bytes=max(1, request.pre_load_bytes - half), available_bytes=request.available_bytes + half
-    )
-    return split(low), split(high)
-
-
-def _ratio_check(facts: BootFacts, sizing: Sizing, missing: list[str]) -> Iterator[LogCheck]:
-    """Without the memory the pools themselves give it: the ratio must split their sum as logged."""
-    lacks = "missing: " + ", ".join(missing) if missing else ""
-    request, slots, tokens = sizing.request, facts.slots or 0, facts.kv_tokens
-    if pinned(request):
-        ours = split(request).slots
-        verdict = EQUAL if ours == slots else DIFFERS
-        note = "" if verdict == EQUAL else "the pin was not taken"
-        yield LogCheck(
-            rank="", what="slots (K) as pinned", logged=f"{slots:,}", ours=f"{ours:,}", verdict=verdict, note=note
-        )
-        if verdict == EQUAL:
-            return
-    if tokens is None or not request.kv_bytes_per_token:
-        yield LogCheck(
-            rank="",
-            what="slots and tokens by the ratio",
-            logged=f"{slots:,}",
-            ours="?",
-            verdict=UNKNOWN,
-            note=f"{lacks}, KV tokens",
-        )
-        return
-    ratio_request = replace(request, max_mamba_cache_size=None, max_total_tokens=None, mem_fraction_static=1.0)
-    explained = _explaining_rest(ratio_request, slots=slots, tokens=tokens)
-    state = f"{slots:,} slots, {tokens:,} tokens"
-    verdict = UNKNOWN if explained is None else EQUAL
-    note = (
-        lacks
-        if explained is None
-        else "; ".join(filter(None, (f"pools of {to_gib(explained):.2f} GiB together", lacks)))
-    )
-    split_up = "?" if explained is None else state
-    yield LogCheck(
-        rank="", what=f"split by ratio {request.ratio}", logged=state, ours=split_up, verdict=verdict, note=note
-    )
-
-
-def _explaining_rest(request: MemoryRequest, *, slots: int, tokens: int) -> int | None:
-    """Bytes for both pools under which the ratio gives these slots and tokens, if there are any."""
-    with_states = (slots + request.padding_slots) * (request.stage_slot_bytes + request.stage_extra_bytes)
-    least = with_states + request.fixed_bytes + tokens * request.kv_bytes_per_token
-    if request.charged_drafts:
-        rows = min(request.requests_per_worker or 0, slots // request.slots_per_request)
-        least += request.stage_slot_bytes * (rows + 1) * request.charged_drafts
-    for rest in (least, least + request.page_bytes - 1):
-        parts = split(replace(request, pre_load_bytes=rest, available_bytes=rest))
-        if (parts.slots, parts.tokens) == (slots, tokens):
-            return rest
-    return None
-
-
-def _least(ranks: tuple[BootFacts, ...], name: str) -> float | None:
-    values = [value for facts in ranks if (value := getattr(facts, name)) is not None]
-    return min(values, default=None)
 
 
 def _agreement(ranks: tuple[BootFacts, ...]) -> Iterator[LogCheck]:

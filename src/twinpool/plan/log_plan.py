@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +13,9 @@ from twinpool.config.engines import SGLANG, SGLANG_UNPADDED, TWINPOOL, EngineRul
 from twinpool.config.launch import deployment_from
 from twinpool.errors import ConfigError, ModelError, TwinpoolError
 from twinpool.plan.command import Command
-from twinpool.plan.log_checks import DIFFERS, EQUAL, LogCheck, check_boot
+from twinpool.plan.log_checks import check_boot
+from twinpool.plan.log_line import DIFFERS, EQUAL, LOG_CONSTANTS, UNKNOWN, LogCheck, kv_gib, least
+from twinpool.plan.log_match import mismatch_notes
 from twinpool.plan.logged import LoggedBoot, read_boots
 from twinpool.plan.machine import Machine
 from twinpool.plan.model import PlannedModel, find_model, manual_model
@@ -47,22 +51,92 @@ def _plan_boot(command: Command, boot: LoggedBoot) -> LogOutcome:
     notes: list[str] = []
     flags = _flags(command, boot)
     model = _model(command, boot, flags, notes)
-    rules = _candidates(command)
-    tried = [(rule, _sizing(model, boot, flags, rule)) for rule in rules]
-    scored = [(rule, sizing, check_boot(boot.ranks, sizing)) for rule, sizing in tried]
-    best, sizing, checks = max(scored, key=lambda one: _score(one[2]))
-    line = replace(command.line, deployment=flags)
-    workload = workload_of(command.options, sizing)
-    result = outcome(sizing, line, workload, machine_of=_no_other_machine)
+    refused = _refused_pin(flags, boot.ranks[0])
+    if refused is not None:
+        flags = replace(flags, max_mamba_cache_size=None, given=flags.given - {"max_mamba_cache_size"})
+    tried = [
+        _Attempt(rules, memory, _sizing(model, memory, flags, rules))
+        for rules, memory in itertools.product(_candidates(command), _memories(boot, flags))
+    ]
+    checked = [(one, check_boot(boot.ranks, one.sizing, missing=one.memory.missing)) for one in tried]
+    best, checks = max(checked, key=lambda one: _score(one[1]))
+    sizing = best.sizing
+    notes += filter(None, (best.memory.note, *mismatch_notes(boot.ranks[0], sizing)))
+    result = outcome(
+        sizing,
+        replace(command.line, deployment=flags),
+        workload_of(command.options, sizing),
+        machine_of=_no_other_machine,
+    )
     return LogOutcome(
         ranks=boot.ranks, slot_bytes=_slot_bytes(boot.ranks[0]), kv_bytes_per_token=_token_bytes(boot.ranks[0], flags.page_size or 1),
-        checks=checks, explains=best.name, notes=tuple(notes), outcome=result,
+        checks=checks if refused is None else (refused, *checks), explains=best.rules.name, notes=tuple(notes), outcome=result,
     )  # fmt: skip
 
 
-def _score(checks: tuple[LogCheck, ...]) -> tuple[int, int]:
-    """Fewest lines that differ, then most that are equal; the first of equals wins."""
-    return -sum(check.verdict == DIFFERS for check in checks), sum(check.verdict == EQUAL for check in checks)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Memory:
+    """Free memory of a rank before and after the load, GiB. missing: what the log lacks of it; note: what was read into it."""
+
+    before_gib: float
+    after_gib: float
+    missing: tuple[str, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    rules: EngineRules
+    memory: _Memory
+    sizing: Sizing
+
+
+def _memories(boot: LoggedBoot, flags: Deployment) -> tuple[_Memory, ...]:
+    """What the slack may be a share of, the likelier first; where the log lacks it, what its pools take.
+
+    Versions differ: some measure after torch.distributed is set up, some before (the log of 2026-04 in
+    tests/data/boot_logs.json is explained to 15 of 327,310 tokens by the latter only).
+    """
+    before, after = least(boot.ranks, "load_begin_gb"), least(boot.ranks, "load_end_gb")
+    note = ""
+    if before is None and after is not None and (weights := least(boot.ranks, "weights_gb")) is not None:
+        before, note = (
+            after + weights,
+            "free memory before the load is not in the log: what is free after it and the weights",
+        )
+    lacks = (
+        ("free memory before the load", before),
+        ("free memory after the load", after),
+        ("mem_fraction_static", flags.mem_fraction_static),
+    )
+    missing = tuple(name for name, value in lacks if value is None)
+    if missing or before is None or after is None:
+        total = _pools_gib(boot.ranks[0])
+        return (_Memory(before_gib=total, after_gib=total, missing=missing),)
+    reserved = boot.ranks[0].multimodal_gb or 0.0  # comes out of the pools' budget, as if it were not free (1.1)
+    memory = _Memory(before_gib=before, after_gib=after - reserved, note=note)
+    ranks_gib = least(boot.ranks, "dist_gb")
+    if not ranks_gib:
+        return (memory,)
+    early = f"the slack is a share of what was free before torch.distributed was set up, {ranks_gib:.2f} GiB more"
+    return memory, replace(memory, before_gib=before + ranks_gib, note="; ".join(filter(None, (early, note))))
+
+
+def _score(checks: tuple[LogCheck, ...]) -> tuple[int, int, int]:
+    """Fewest lines that differ, then fewest that are not determined, then most that are equal; the first of equals wins."""
+    count = Counter(check.verdict for check in checks)
+    return -count[DIFFERS], -count[UNKNOWN], count[EQUAL]
+
+
+def _refused_pin(flags: Deployment, facts: BootFacts) -> LogCheck | None:
+    """The line that says so when the log has other slots than its --max-mamba-cache-size (reference 1.3, case a)."""
+    pin, slots = flags.max_mamba_cache_size, facts.slots or 0
+    if pin is None or pin // flags.dp_size == slots or pin == slots:
+        return None
+    return LogCheck(
+        rank="", what="slots (K) as pinned", logged=f"{slots:,}", ours=f"{pin:,}", verdict=DIFFERS,
+        note="the pin was not taken: the rest is checked without it",
+    )  # fmt: skip
 
 
 def _candidates(command: Command) -> tuple[EngineRules, ...]:
@@ -88,6 +162,14 @@ def _flags(command: Command, boot: LoggedBoot) -> Deployment:
 def _model(command: Command, boot: LoggedBoot, flags: Deployment, notes: list[str]) -> PlannedModel:
     """As named, else as the log names it, else the two constants that can be read off the log."""
     options = command.options
+    if options.state_bytes_per_slot is not None and options.kv_bytes_per_token is not None:
+        by_hand = planned_model(command)
+        slot = options.state_bytes_per_slot
+        parted = manual_model(
+            state_bytes_per_slot=slot, kv_bytes_per_token=options.kv_bytes_per_token,
+            context_len=by_hand.spec.context_len, conv_bytes_per_slot=_conv_bytes(boot.ranks[0], slot),
+        )  # fmt: skip
+        return replace(by_hand, spec=parted.spec)
     if command.model is not None or options.state_bytes_per_slot is not None or options.kv_bytes_per_token is not None:
         return planned_model(command)
     if boot.model is not None:
@@ -103,15 +185,24 @@ def _model(command: Command, boot: LoggedBoot, flags: Deployment, notes: list[st
         )
     notes.append("constants read off the log are as exact as its two decimals")
     context = facts.context_len or flags.context_length
-    manual = manual_model(state_bytes_per_slot=slot // 4 * 4, kv_bytes_per_token=token, context_len=context)
-    return replace(
-        manual, name=facts.model_class or boot.model or "the log's model", source="constants of the boot log"
+    manual = manual_model(
+        state_bytes_per_slot=slot,
+        kv_bytes_per_token=token,
+        context_len=context,
+        conv_bytes_per_slot=_conv_bytes(facts, slot),
     )
+    return replace(manual, name=facts.model_class or boot.model or "the log's model", source=LOG_CONSTANTS)
 
 
 def _slot_bytes(facts: BootFacts) -> int:
-    """Conv and ssm of one slot, from K + 1 of them."""
-    return round(((facts.conv_gb or 0) + (facts.ssm_gb or 0)) * GIB / ((facts.slots or 0) + 1))
+    """Conv and ssm of one slot, from K + 1 of them, in whole float32 elements."""
+    return round(((facts.conv_gb or 0) + (facts.ssm_gb or 0)) * GIB / ((facts.slots or 0) + 1) / 4) * 4
+
+
+def _conv_bytes(facts: BootFacts, slot_bytes: int) -> int:
+    """The part of a slot that is convolution windows, by the log's two sizes."""
+    conv, ssm = facts.conv_gb or 0.0, facts.ssm_gb or 0.0
+    return round(slot_bytes * conv / (conv + ssm) / 4) * 4
 
 
 def _token_bytes(facts: BootFacts, page_size: int) -> int | None:
@@ -121,34 +212,25 @@ def _token_bytes(facts: BootFacts, page_size: int) -> int | None:
     return round(sum(size or 0.0 for size in sizes) * GIB / (facts.kv_tokens + page_size))
 
 
-def _sizing(model: PlannedModel, boot: LoggedBoot, flags: Deployment, rules: EngineRules) -> Sizing:
+def _sizing(model: PlannedModel, memory: _Memory, flags: Deployment, rules: EngineRules) -> Sizing:
     """With the memory that the log measured; where it did not, with what its pools take."""
-    before, after = _least(boot, "load_begin_gb"), _least(boot, "load_end_gb")
-    manual = not model.config
-    plain = replace(flags, tp_size=1, dp_size=1, pp_size=1, given=flags.given - {"tp_size"}) if manual else flags
-    fraction = flags.mem_fraction_static
-    if before is None or after is None:
-        total = _pools_bytes(boot.ranks[0])
-        before_bytes = after_bytes = total
+    plain = flags
+    if not model.config:  # numbers by hand are of one rank
+        plain = replace(flags, tp_size=1, dp_size=1, pp_size=1, ep_size=1, dcp_size=1)
+    if memory.missing:
         plain = replace(plain, mem_fraction_static=1.0)
-    else:
-        before_bytes, after_bytes = round(before * GIB), round(after * GIB)
     machine = Machine(
-        name="the log's device", device=None, ranks=flags.tp_size * flags.pp_size, pre_load_bytes=before_bytes,
-        available_bytes=after_bytes, weights=None, note="as the log measured them",
+        name="the log's device", device=None, ranks=flags.tp_size * flags.pp_size,
+        pre_load_bytes=round(memory.before_gib * GIB), available_bytes=round(memory.after_gib * GIB), weights=None,
+        note="as the log measured them",
     )  # fmt: skip
     sizing = size(model, machine, plain, rules)
-    return sizing if fraction == plain.mem_fraction_static else replace(sizing, flags=flags)
+    return replace(sizing, flags=flags) if memory.missing else sizing
 
 
-def _pools_bytes(facts: BootFacts) -> int:
-    sizes = (facts.conv_gb, facts.ssm_gb, facts.draft_ssm_gb, facts.draft_conv_gb, facts.kv_gb, facts.k_gb, facts.v_gb)
-    return round(sum(size or 0.0 for size in sizes) * GIB)
-
-
-def _least(boot: LoggedBoot, name: str) -> float | None:
-    values: list[float] = [value for facts in boot.ranks if (value := getattr(facts, name)) is not None]
-    return min(values, default=None)
+def _pools_gib(facts: BootFacts) -> float:
+    sizes = (facts.conv_gb, facts.ssm_gb, facts.draft_ssm_gb, facts.draft_conv_gb, kv_gib(facts))
+    return sum(size or 0.0 for size in sizes)
 
 
 def _no_other_machine(ranks: int) -> Machine:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twinpool.plan.log_checks import EQUAL
+from twinpool.plan.log_line import EQUAL
 from twinpool.plan.log_plan import LogOutcome
 from twinpool.plan.report import report_text
 from twinpool.tables import table_text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 import re
 from collections.abc import Iterator
@@ -17,8 +16,10 @@ from twinpool.config.launch import deployment_from
 from twinpool.config.options import ServerOptions
 from twinpool.errors import ConfigError
 
-_ARGUMENTS = re.compile(r"server_args\s*=\s*ServerArgs\(")
-_VALUE = r"(?P<value>'[^']*'|\"[^\"]*\"|-?\d+(?:\.\d+)?(?:e-?\d+)?|True|False|None)"
+# Versions print the flags as the call of a class or as a dictionary.
+_ARGUMENTS = re.compile(r"server_args\s*[=:]\s*(?:ServerArgs\(|\{)")
+# What follows ends the value: one that was cut off is left out.
+_VALUE = r"(?P<value>'[^'\n]*'|\"[^\"\n]*\"|-?\d{1,15}(?:\.\d{1,15})?(?:e-?\d{1,2})?|True|False)(?=\s*[,)}])"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,37 +34,67 @@ class LoggedBoot:
 def read_boots(text: str) -> tuple[LoggedBoot, ...]:
     """Every boot of a log with anything around it.
 
-    Raises ConfigError: no boot line at all, or the log of a model without a state pool.
+    Raises ConfigError: no boot with a state pool in it (and what there is instead), or impossible sizes.
     """
     boots = tuple(_boots(text))
-    if boots:
-        return boots
+    for boot in boots:
+        for facts in boot.ranks:
+            _check_sizes(facts)
+    if not boots:
+        raise ConfigError(_what_is_missing(text))
+    return boots
+
+
+def _what_is_missing(text: str) -> str:
+    """Why a log has no boot that can be read."""
+    if not text.strip():
+        return "The boot log is empty: give the server's own output, from its start."
     facts = bootlog.parse(text)
     if not facts:
-        raise ConfigError(
+        return (
             "The boot log holds none of the lines that a boot prints ('Load weight end', 'Mamba Cache is allocated', "
             "'KV Cache is allocated'): give the server's own output, from its start."
         )
+    if any(one.conv_gb is not None or one.ssm_gb is not None for one in facts):
+        return (
+            "The boot log's 'Mamba Cache is allocated' does not say max_mamba_cache_size: it was cut off, or printed by a "
+            "version before that number; plan it from the model and the launch line."
+        )
     if any(one.kv_tokens is not None for one in facts):
-        raise ConfigError(
+        return (
             "The boot log has 'KV Cache is allocated' and no 'Mamba Cache is allocated': the model is not a hybrid one, "
             "and all that weights and slack leave is KV."
         )
-    raise ConfigError(
+    return (
         "The boot log ends before 'Mamba Cache is allocated': the pools of this boot are not in it, so plan it from the "
         "model and the launch line."
     )
 
 
+def _check_sizes(facts: BootFacts) -> None:
+    """Raises ConfigError for a pool of no slots, of no bytes, or of negative ones."""
+    slots, states_gb = facts.slots or 0, (facts.conv_gb or 0.0) + (facts.ssm_gb or 0.0)
+    if slots < 1 or states_gb <= 0 or min(facts.conv_gb or 0.0, facts.ssm_gb or 0.0) < 0:
+        raise ConfigError(
+            f"The boot log's state pool has {slots} slots and {states_gb:.2f} GiB; a pool that was allocated has at least "
+            "one slot and 0.01 GiB, so the log is of another model or was changed."
+        )
+    if any(size is not None and size < 0 for size in (facts.kv_tokens, facts.kv_gb, facts.k_gb, facts.v_gb)):
+        raise ConfigError(
+            f"The boot log's KV pool has {facts.kv_tokens} tokens and a size below zero in it; neither can be allocated, "
+            "so the log was changed."
+        )
+
+
 def _boots(text: str) -> Iterator[LoggedBoot]:
     starts = [found.start() for found in _ARGUMENTS.finditer(text)]
-    edges = [0, *starts, len(text)] if not starts or starts[0] > 0 else [*starts, len(text)]
+    edges = [0, *starts, len(text)]
     flags: dict[str, Any] = {}
     model = None
     for begin, end in itertools.pairwise(edges):
         segment = text[begin:end]
-        if _ARGUMENTS.match(segment):
-            flags, model = _flags(segment.splitlines()[0])
+        if begin in starts:
+            flags, model = _flags(segment.partition("\n")[0])
         for ranks in _by_boot(bootlog.parse(segment)):
             yield LoggedBoot(ranks=ranks, flags=flags, model=model)
 
@@ -84,22 +115,35 @@ def _by_boot(facts: tuple[BootFacts, ...]) -> Iterator[tuple[BootFacts, ...]]:
 
 
 def _flags(line: str) -> tuple[dict[str, Any], str | None]:
-    """(fields of Deployment, model path) that a server_args line names; what does not concern memory is left out."""
+    """(fields of Deployment, model path) that a server_args line names; what does not concern memory is left out.
+
+    Raises ConfigError for a value that no version takes, by the flag's name, and for flags that contradict each other.
+    """
     server = {option.field for option in options_of(ServerOptions)}
     values: dict[str, Any] = {}
     for option in deployment_options():
         if option.field in server:
             continue
         names = "|".join(sorted({name.lstrip("-").replace("-", "_") for name in (option.name, *option.flag.aliases)}))
-        found = re.search(rf"\b(?:{names})={_VALUE}", line)
-        value = ast.literal_eval(found["value"]) if found else None
-        if value is None or (option.kind is bool and not isinstance(value, bool)):
-            continue
-        values[option.field] = float(value) if option.kind is float else value
+        found = re.search(rf"\b(?:{names})['\"]?\s*[=:]\s*{_VALUE}", line)
+        value = _literal(found["value"], option.kind) if found else None
+        if value is not None:
+            values[option.field] = value
     model = values.pop("model_path", None)
     for private in ("tokenizer_path", "served_model_name", "chat_template", "revision", "random_seed"):
         values.pop(private, None)
     if values.get("speculative_num_draft_tokens") is None:
         values.pop("speculative_algorithm", None)
-    deployment_from(values)  # refuses a value that no version takes, by the flag's name
+    deployment_from(values)
     return values, model
+
+
+def _literal(text: str, kind: Any) -> Any:
+    """The value of a printed literal, or None where it is not of the flag's kind."""
+    if text in ("True", "False"):
+        return text == "True" if kind is bool else None
+    if text[0] in "'\"":
+        return text[1:-1] if kind not in (bool, int, float) else None
+    if kind is float:
+        return float(text)
+    return int(text) if kind is int and text.lstrip("-").isdigit() else None

@@ -82,8 +82,13 @@ def _built_in_names(name: str) -> str:
     return f"{nearest}all: {', '.join(model.name for model in builtin_models())}"
 
 
-def manual_model(*, state_bytes_per_slot: int, kv_bytes_per_token: int, context_len: int | None) -> PlannedModel:
-    """A model of which only the two constants of one rank are known (bytes). Raises ConfigError for impossible ones."""
+def manual_model(
+    *, state_bytes_per_slot: int, kv_bytes_per_token: int, context_len: int | None, conv_bytes_per_slot: int = 0
+) -> PlannedModel:
+    """A model of which only the two constants of one rank are known (bytes). Raises ConfigError for impossible ones.
+
+    conv_bytes_per_slot: the part of the state that is convolution windows, an even number.
+    """
     if state_bytes_per_slot < 4 or state_bytes_per_slot % 4:
         raise ConfigError(
             f"--state-bytes-per-slot {state_bytes_per_slot} must be a positive multiple of 4 (one float32): "
@@ -94,21 +99,26 @@ def manual_model(*, state_bytes_per_slot: int, kv_bytes_per_token: int, context_
     spec = ModelSpec(
         architecture=MANUAL, model_type="", family=MANUAL, hidden_size=1, vocab_size=1, context_len=context_len or 262_144,
         dtype="bfloat16", ssm_dtype="float32", chunk_tokens=64, supports_extra_buffer=True,
-        layers=(LayerSpec(linear=_FixedState(state_bytes_per_slot)), LayerSpec(attention=_FixedKv(kv_bytes_per_token))),
+        layers=(
+            LayerSpec(linear=_FixedState(conv_bytes_per_slot, state_bytes_per_slot - conv_bytes_per_slot)),
+            LayerSpec(attention=_FixedKv(kv_bytes_per_token)),
+        ),
     )  # fmt: skip
     return PlannedModel(name=MANUAL, source="flags", spec=spec)
 
 
 @dataclass(frozen=True, slots=True)
 class _FixedState:
-    """So many bytes a slot, as float32 elements, on each rank."""
+    """So many bytes a slot on each rank: bfloat16 elements of conv windows, float32 elements of a temporal state."""
 
-    slot_bytes: int
+    conv_bytes: int
+    ssm_bytes: int
 
     def states(self, tp: int) -> StateShapes:
-        """One temporal state; already of one rank."""
+        """One window and one temporal state; already of one rank."""
         del tp
-        return StateShapes((), (self.slot_bytes // 4,))
+        conv, ssm = self.conv_bytes // 2, self.ssm_bytes // 4
+        return StateShapes((conv,) if conv else (), (ssm,) if ssm else ())
 
 
 @dataclass(frozen=True, slots=True)
