@@ -59,7 +59,7 @@ def _plan_boot(command: Command, boot: LoggedBoot) -> LogOutcome:
         for rules, memory in itertools.product(_candidates(command), _memories(boot, flags))
     ]
     checked = [(one, check_boot(boot.ranks, one.sizing, missing=one.memory.missing)) for one in tried]
-    best, checks = max(checked, key=lambda one: _score(one[1]))
+    best, checks = max(checked, key=lambda one: (*_score(one[1]), -_distance(boot.ranks[0], one[0])))
     sizing = best.sizing
     notes += filter(None, (best.memory.note, *mismatch_notes(boot.ranks[0], sizing)))
     result = outcome(
@@ -128,6 +128,14 @@ def _score(checks: tuple[LogCheck, ...]) -> tuple[int, int, int]:
     return -count[DIFFERS], -count[UNKNOWN], count[EQUAL]
 
 
+def _distance(facts: BootFacts, attempt: _Attempt) -> int:
+    """Tokens between the log's division and ours; 0 where the log does not have the memory to tell."""
+    ledger = attempt.sizing.ledger
+    if facts.kv_tokens is None or ledger is None or attempt.memory.missing:
+        return 0
+    return abs(ledger.kv_tokens - facts.kv_tokens)
+
+
 def _refused_pin(flags: Deployment, facts: BootFacts) -> LogCheck | None:
     """The line that says so when the log has other slots than its --max-mamba-cache-size (reference 1.3, case a)."""
     pin, slots = flags.max_mamba_cache_size, facts.slots or 0
@@ -179,9 +187,11 @@ def _model(command: Command, boot: LoggedBoot, flags: Deployment, notes: list[st
             notes.append(f"the log's model {boot.model} is not known here: its constants are read off the log")
     facts = boot.ranks[0]
     slot, token = _slot_bytes(facts), _token_bytes(facts, flags.page_size or 1)
-    if token is None:
+    if token is None or slot == 0:
+        lacks = "no KV size" if token is None else f"0.00 GiB for {facts.slots} slots"
         raise ConfigError(
-            "The boot log has no KV size: name the model, or give --kv-bytes-per-token and --state-bytes-per-slot."
+            f"The boot log has {lacks}, so the model's constants cannot be read off it: name the model, or give "
+            "--kv-bytes-per-token and --state-bytes-per-slot."
         )
     notes.append("constants read off the log are as exact as its two decimals")
     context = facts.context_len or flags.context_length
@@ -202,7 +212,7 @@ def _slot_bytes(facts: BootFacts) -> int:
 def _conv_bytes(facts: BootFacts, slot_bytes: int) -> int:
     """The part of a slot that is convolution windows, by the log's two sizes."""
     conv, ssm = facts.conv_gb or 0.0, facts.ssm_gb or 0.0
-    return round(slot_bytes * conv / (conv + ssm) / 4) * 4
+    return round(slot_bytes * conv / (conv + ssm) / 4) * 4 if conv + ssm else 0
 
 
 def _token_bytes(facts: BootFacts, page_size: int) -> int | None:

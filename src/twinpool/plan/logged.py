@@ -36,6 +36,7 @@ def read_boots(text: str) -> tuple[LoggedBoot, ...]:
 
     Raises ConfigError: no boot with a state pool in it (and what there is instead), or impossible sizes.
     """
+    text = text.replace("\x00", "")  # a file of two bytes a letter, or with a hole in it
     boots = tuple(_boots(text))
     for boot in boots:
         for facts in boot.ranks:
@@ -72,18 +73,17 @@ def _what_is_missing(text: str) -> str:
 
 
 def _check_sizes(facts: BootFacts) -> None:
-    """Raises ConfigError for a pool of no slots, of no bytes, or of negative ones."""
-    slots, states_gb = facts.slots or 0, (facts.conv_gb or 0.0) + (facts.ssm_gb or 0.0)
-    if slots < 1 or states_gb <= 0 or min(facts.conv_gb or 0.0, facts.ssm_gb or 0.0) < 0:
+    """Raises ConfigError for a pool of no slots, or with a size below zero."""
+    slots = facts.slots or 0
+    if slots < 1:
         raise ConfigError(
-            f"The boot log's state pool has {slots} slots and {states_gb:.2f} GiB; a pool that was allocated has at least "
-            "one slot and 0.01 GiB, so the log is of another model or was changed."
+            f"The boot log's state pool has {slots} slots, where a server that started has at least 1: the log is of another "
+            "model or was changed."
         )
-    if any(size is not None and size < 0 for size in (facts.kv_tokens, facts.kv_gb, facts.k_gb, facts.v_gb)):
-        raise ConfigError(
-            f"The boot log's KV pool has {facts.kv_tokens} tokens and a size below zero in it; neither can be allocated, "
-            "so the log was changed."
-        )
+    sizes = (facts.conv_gb, facts.ssm_gb, facts.kv_tokens, facts.kv_gb, facts.k_gb, facts.v_gb)
+    least = min((size for size in sizes if size is not None), default=0)
+    if least < 0:
+        raise ConfigError(f"The boot log's pools have a size of {least}, where the smallest is 0: the log was changed.")
 
 
 def _boots(text: str) -> Iterator[LoggedBoot]:

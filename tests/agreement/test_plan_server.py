@@ -1,0 +1,99 @@
+"""The planner and the server: the same flags and the same memory give the same ledger, and its boot log checks out."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agreement.live import live_server
+from twinpool import LLM
+from twinpool.engine.checkpoint import DEMO_FOLDER
+from twinpool.memory.ledger import Ledger, LedgerLine
+from twinpool.plan.command import read_command
+from twinpool.plan.log_line import EQUAL, ROUNDING
+from twinpool.plan.log_plan import LogOutcome, plan_log
+from twinpool.plan.run import plan
+
+MEMORY = {"device_memory": "256MiB"}
+FLAG_SETS: dict[str, dict[str, Any]] = {
+    "defaults": MEMORY,
+    "all that is free": {"max_total_tokens": 4096, "max_mamba_cache_size": 20},
+    "a little memory": {"device_memory": "96MiB"},
+    "ratio": {**MEMORY, "mamba_full_memory_ratio": 3.7},
+    "little state": {**MEMORY, "mamba_full_memory_ratio": 0.13},
+    "pin": {**MEMORY, "max_mamba_cache_size": 37},
+    "token cap": {**MEMORY, "max_total_tokens": 5000},
+    "page size": {**MEMORY, "page_size": 16, "mamba_radix_cache_strategy": "extra_buffer"},
+    "no buffer": {**MEMORY, "mamba_radix_cache_strategy": "no_buffer", "disable_overlap_schedule": True},
+    "lazy buffer": {**MEMORY, "mamba_radix_cache_strategy": "extra_buffer_lazy"},
+    "no radix cache": {**MEMORY, "disable_radix_cache": True, "max_running_requests": 9},
+    "no radix cache, any number": {**MEMORY, "disable_radix_cache": True},
+    "requests": {**MEMORY, "max_running_requests": 3},
+    "states of 16 bits": {**MEMORY, "mamba_ssm_dtype": "bfloat16"},
+    "weights of 16 bits": {**MEMORY, "dtype": "bfloat16"},
+    "KV of 16 bits": {**MEMORY, "kv_cache_dtype": "bfloat16"},
+    "half of it": {**MEMORY, "mem_fraction_static": 0.53},
+    "context": {**MEMORY, "context_length": 512, "chunked_prefill_size": 128},
+}
+
+
+def words_of(flags: dict[str, Any]) -> list[str]:
+    """The flags as a command line."""
+    words: list[str] = []
+    for name, value in flags.items():
+        words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return words
+
+
+def planned(flags: dict[str, Any], *, pre_load_bytes: int, available_bytes: int) -> Ledger:
+    """What `twinpool plan` makes of the flags and of the memory that the server measured."""
+    measured = ["--pre-load-memory", str(pre_load_bytes), "--post-weights-memory", str(available_bytes)]
+    command = read_command([str(DEMO_FOLDER), "--engine", "twinpool", *measured, *words_of(flags)], usage="")
+    ledger = plan(command).sizing.ledger
+    assert ledger is not None
+    return ledger
+
+
+def amounts(ledger: Ledger) -> list[tuple[str, int, str, str]]:
+    """Every line of a ledger but how the weights are known."""
+    return [
+        (line.name, line.bytes, line.part_of, "" if line.name == "weights" else _shown(line)) for line in ledger.lines
+    ]
+
+
+def _shown(line: LedgerLine) -> str:
+    return f"{line.origin} {line.note}"
+
+
+def check_log(text: str, flags: dict[str, Any]) -> LogOutcome:
+    """The server's own log has one boot, every line of which is explained."""
+    words = [str(DEMO_FOLDER), "--engine", "twinpool", "--boot-log", "-", *words_of(flags)]
+    (boot,) = plan_log(read_command(words, usage=""), text)
+    assert {check.what: check for check in boot.checks if check.verdict not in (EQUAL, ROUNDING)} == {}
+    assert len(boot.checks) >= 8
+    return boot
+
+
+@pytest.mark.parametrize("flags", FLAG_SETS.values(), ids=FLAG_SETS)
+def test_the_planner_has_the_servers_ledger(flags: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="twinpool"), LLM(**flags) as llm:
+        facts = llm.engine.facts
+    ledger = facts.ledger
+    ours = planned(flags, pre_load_bytes=ledger.whole_bytes, available_bytes=facts.startup_available_bytes)
+    assert amounts(ours) == amounts(ledger)
+    same = ("max_mamba_cache_size", "slots_per_request", "kv_tokens", "page_size", "max_running_requests", "warnings")
+    assert [getattr(ours, name) for name in same] == [getattr(ledger, name) for name in same]
+    fraction = facts.resolved.mem_fraction_static
+    boot = check_log(caplog.text, {**flags, "mem_fraction_static": fraction})
+    assert boot.ranks[0].slots == ledger.max_mamba_cache_size
+
+
+def test_a_server_in_a_process_of_its_own(tmp_path: Path) -> None:
+    flags = {"mamba_full_memory_ratio": 0.5, "mem_fraction_static": 0.75, "max_running_requests": 12}
+    with live_server(tmp_path, *words_of(flags)) as live:
+        text = live.log.read_text()
+    boot = check_log(text, flags)
+    assert (boot.ranks[0].max_running_requests, boot.notes) == (12, ())
