@@ -156,7 +156,8 @@ def tree_line(*, hybrid_ssm: bool, hicache_attached: bool = False) -> str:
     )
 
 
-_BEFORE_POOLS = {"dist_gb", "load_begin_gb", "load_end_gb", "multimodal_gb", "cap", "requested"}
+_WARNINGS = {"cap", "requested"}
+_BEFORE_POOLS = {"dist_gb", "load_begin_gb", "load_end_gb", "multimodal_gb", *_WARNINGS}
 # A draft model begins to load where the target ended, a second boot where the first one began.
 _SAME_LOAD_GB = 0.5
 
@@ -169,18 +170,18 @@ def parse(text: str) -> tuple[BootFacts, ...]:
     """
     boots: list[BootFacts] = []
     current: dict[str, int] = {}
-    waiting: dict[str, dict[str, Any]] = {}  # seen after pools, and said before them: of a draft model or the next boot
+    waiting: dict[str, BootFacts] = {}  # seen after pools, and said before them: of a draft model or the next boot
     for before, found, head in found_lines(_COLOUR.sub("", text)):
         label = _label(before)
         if not found:
             continue
         facts = boots[current[label]] if label in current else None
-        if facts is not None and _has_pools(facts) and found.keys() & _BEFORE_POOLS:
-            waiting[label] = found if _begins(found, waiting.get(label, {})) else waiting.get(label, {}) | found
+        if facts is not None and _comes_too_late(facts, found):
+            waiting[label] = _with(waiting.get(label, BootFacts(label=label)), found)
             continue
         if facts is None or _starts_again(facts, found):
             current[label] = len(boots)
-            facts = BootFacts(label=label, **waiting.pop(label, {}))
+            facts = waiting.pop(label, BootFacts(label=label))
             boots.append(facts)
         boots[current[label]] = _resized(facts, found) if head == RESIZED.head else _with(facts, found)
     return tuple(boots)
@@ -190,9 +191,10 @@ def _has_pools(facts: BootFacts) -> bool:
     return facts.conv_gb is not None or facts.kv_tokens is not None
 
 
-def _begins(found: Mapping[str, Any], waiting: Mapping[str, Any]) -> bool:
-    """Whether a line is the first of a load."""
-    return "dist_gb" in found or ("load_begin_gb" in found and waiting.keys() != {"dist_s", "dist_gb"})
+def _comes_too_late(facts: BootFacts, found: Mapping[str, Any]) -> bool:
+    """Whether a line says what is said before pools, and the rank has its pools; warnings may follow them directly."""
+    warning = facts.max_total_tokens is None and found.keys() & _WARNINGS
+    return _has_pools(facts) and bool(found.keys() & _BEFORE_POOLS) and not warning
 
 
 def _starts_again(facts: BootFacts, found: Mapping[str, Any]) -> bool:
@@ -203,6 +205,8 @@ def _starts_again(facts: BootFacts, found: Mapping[str, Any]) -> bool:
 
 def _with(facts: BootFacts, found: Mapping[str, Any]) -> BootFacts:
     """The facts with a line's; before the pools a second load adds a draft model, or is a boot after one that failed."""
+    if "dist_gb" in found and facts.load_begin_gb is not None and not _has_pools(facts):
+        return BootFacts(label=facts.label, **found)
     if "load_begin_gb" in found and facts.load_begin_gb is not None and not _has_pools(facts):
         drafts = facts.load_end_gb is not None and found["load_begin_gb"] <= facts.load_end_gb + _SAME_LOAD_GB
         return facts if drafts else BootFacts(label=facts.label, **found)

@@ -7,12 +7,13 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
 
-from twinpool.cli import plan, serve, trace
+from twinpool.cli import plan, replay, serve, trace
 from twinpool.errors import ConfigError, TwinpoolError
 
 # verb: (what it does, its function from arguments to exit code)
 VERBS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "plan": ("size the two pools from a model, a launch line or a boot log", plan.run),
+    "replay": ("run recorded traffic through the scheduler in virtual time", replay.run),
     "serve": ("serve a model with an OpenAI-compatible API", serve.run),
     "trace": ("describe recorded requests, or invent a workload", trace.run),
 }

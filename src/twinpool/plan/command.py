@@ -10,8 +10,9 @@ from typing import Any
 from twinpool.config import command_line
 from twinpool.config.deployment import Deployment, deployment_options
 from twinpool.config.engines import TWO_POOL_ENGINES, EngineRules
-from twinpool.config.field import options_of
+from twinpool.config.field import Option, options_of
 from twinpool.config.launch import LaunchLine, deployment_from, read_launch, split_words
+from twinpool.config.options import ServerOptions
 from twinpool.errors import ConfigError
 from twinpool.plan.options import GROUPS, PlanOptions
 
@@ -44,18 +45,26 @@ class Command:
 def read_command(argv: Sequence[str], *, usage: str) -> Command:
     """Read it all. --help prints and exits 0. Raises ConfigError for unknown, bad or contradicting flags."""
     sweep = list(argv[:1]) == ["sweep"]
-    own, launch_words = _parts(argv[1:] if sweep else argv)
+    own, launch_words = parts(argv[1:] if sweep else argv)
     plan_options, line_options = options_of(PlanOptions), deployment_options()
     values, words = command_line.read_command_line(
         (*plan_options, *line_options), own, prog=PROG, help_text=lambda: help_text(usage)
     )
-    options = PlanOptions(**_of(values, {option.field for option in plan_options}))
-    direct = _of(values, {option.field for option in line_options})
+    options = PlanOptions(**chosen(values, plan_options))
+    return command_of(options, chosen(values, line_options), models=words, launch_words=launch_words, sweep=sweep)
+
+
+def command_of(
+    options: PlanOptions, direct: Mapping[str, Any], *, models: list[str], launch_words: list[str], sweep: bool = False
+) -> Command:
+    """From what was read to a command. direct: fields of Deployment given beside the launch line; models: words that name one.
+
+    Raises ConfigError for flags that contradict each other.
+    """
     line = _launch(options, launch_words)
-    model = _model(words, direct, line)
+    model = _model(models, direct, line)
     if line.vllm is None:
-        merged = _merged(line, direct)
-        line = replace(line, deployment=merged)
+        line = replace(line, deployment=_merged(line, direct))
     return Command(
         sweep=sweep, options=options, flags=deployment_from(direct) if line.vllm else line.deployment, line=line, model=model,
         engine=options.engine or line.engine or ("twinpool" if (options.gpu or "").lower() == "cpu" else "sglang"),
@@ -64,19 +73,26 @@ def read_command(argv: Sequence[str], *, usage: str) -> Command:
 
 def help_text(usage: str) -> str:
     """What `twinpool plan --help` prints: its own flags with their text, those of a launch line by name."""
-    names = ", ".join(option.name for option in deployment_options())
-    footer = f"Flags of a launch line that change memory (docs/flags.md):\n{command_line.paragraph(names)}"
-    return command_line.help_text(command_line.rows_of(GROUPS), usage=usage, footer=footer)
+    return command_line.help_text(command_line.rows_of(GROUPS), usage=usage, footer=launch_flags_footer())
 
 
-def _parts(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def launch_flags_footer() -> str:
+    """The names of the launch line's flags that change memory, for the end of a help text."""
+    server = options_of(ServerOptions)
+    names = ", ".join(option.name for option in deployment_options() if option not in server)
+    return f"Flags of a launch line that change memory (docs/flags.md):\n{command_line.paragraph(names)}"
+
+
+def parts(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """(words before --, words after it)."""
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]
 
 
-def _of(values: Mapping[str, Any], fields: set[str]) -> dict[str, Any]:
+def chosen(values: Mapping[str, Any], options: Sequence[Option]) -> dict[str, Any]:
+    """The values that belong to these options, by field."""
+    fields = {option.field for option in options}
     return {name: value for name, value in values.items() if name in fields}
 
 

@@ -98,29 +98,47 @@ def _left_over(facts: BootFacts) -> Iterator[LogCheck]:
 
 
 def _requests(facts: BootFacts, sizing: Sizing) -> Iterator[LogCheck]:
-    """n = min(asked, K // S)."""
-    logged, slots = facts.max_running_requests, facts.slots
-    if logged is None or slots is None:
-        return
-    per_request, asked = sizing.request.slots_per_request, sizing.request.requests_per_worker
-    ours = slots // per_request if asked is None else min(asked, slots // per_request)
-    verdict, note = EQUAL, ""
-    if ours != logged:
-        fits = [s for s in (1, 2, 3, 4, 5) if slots // s == logged]
-        verdict, note = DIFFERS, f"{slots} slots / S = {logged} for S = {fits[0]}" if fits else ""
-        if asked is None and logged < slots // per_request:
-            verdict, note = UNKNOWN, "missing: --max-running-requests, which may have asked for fewer"
-    yield LogCheck(
-        rank=facts.label, what=f"max_running_requests: {slots} slots / {per_request} a request"
-        + (f", asked {asked}" if asked is not None else ""),
-        logged=str(logged), ours=str(ours), verdict=verdict, note=note,
-    )  # fmt: skip
+    """S as the warning says it, n = min(asked, K // S), and tokens over all ranks of a context (reference 1.5)."""
+    if facts.slots_per_request is not None:
+        ours = sizing.request.slots_per_request
+        same = facts.slots_per_request == ours
+        yield LogCheck(
+            rank=facts.label, what="state slots a request (S)", logged=str(facts.slots_per_request), ours=str(ours),
+            verdict=EQUAL if same else _of_strategy(sizing), note="" if same else _STRATEGY_NOTE,
+        )  # fmt: skip
+    if facts.max_running_requests is not None and facts.slots is not None:
+        yield _running(facts, sizing, logged=facts.max_running_requests, slots=facts.slots)
     if facts.max_total_tokens is not None and facts.kv_tokens is not None:
         total = facts.kv_tokens * sizing.request.dcp
         yield LogCheck(
             rank=facts.label, what="max_total_num_tokens", logged=f"{facts.max_total_tokens:,}", ours=f"{total:,}",
             verdict=EQUAL if total == facts.max_total_tokens else DIFFERS,
         )  # fmt: skip
+
+
+_STRATEGY_NOTE = "S follows from --mamba-radix-cache-strategy, the overlap schedule and the radix cache"
+
+
+def _of_strategy(sizing: Sizing) -> str:
+    """What another S means: a difference only where the strategy was given."""
+    return DIFFERS if "mamba_radix_cache_strategy" in sizing.flags.given else UNKNOWN
+
+
+def _running(facts: BootFacts, sizing: Sizing, *, logged: int, slots: int) -> LogCheck:
+    per_request, asked = sizing.request.slots_per_request, sizing.request.requests_per_worker
+    ours = slots // per_request if asked is None else min(asked, slots // per_request)
+    verdict, note = EQUAL, ""
+    if ours != logged:
+        fits = [s for s in (1, 2, 3, 4, 5) if slots // s == logged]
+        verdict = _of_strategy(sizing) if fits else DIFFERS
+        note = f"{slots} slots / S = {logged} for S = {fits[0]}; {_STRATEGY_NOTE}" if fits else ""
+        if asked is None and logged < ours and not fits:
+            verdict, note = UNKNOWN, "missing: --max-running-requests, which may have asked for fewer"
+    return LogCheck(
+        rank=facts.label, what=f"max_running_requests: {slots} slots / {per_request} a request"
+        + (f", asked {asked}" if asked is not None else ""),
+        logged=str(logged), ours=str(ours), verdict=verdict, note=note,
+    )  # fmt: skip
 
 
 def _agreement(ranks: tuple[BootFacts, ...]) -> Iterator[LogCheck]:

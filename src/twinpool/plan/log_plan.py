@@ -139,7 +139,7 @@ def _distance(facts: BootFacts, attempt: _Attempt) -> int:
 def _refused_pin(flags: Deployment, facts: BootFacts) -> LogCheck | None:
     """The line that says so when the log has other slots than its --max-mamba-cache-size (reference 1.3, case a)."""
     pin, slots = flags.max_mamba_cache_size, facts.slots or 0
-    if pin is None or pin // flags.dp_size == slots or pin == slots:
+    if pin is None or pin // flags.attention_dp == slots or pin == slots:
         return None
     return LogCheck(
         rank="", what="slots (K) as pinned", logged=f"{slots:,}", ours=f"{pin:,}", verdict=DIFFERS,
@@ -188,7 +188,7 @@ def _model(command: Command, boot: LoggedBoot, flags: Deployment, notes: list[st
     facts = boot.ranks[0]
     slot, token = _slot_bytes(facts), _token_bytes(facts, flags.page_size or 1)
     if token is None or slot == 0:
-        lacks = "no KV size" if token is None else f"0.00 GiB for {facts.slots} slots"
+        lacks = "no KV size" if token is None else f"0.00 GiB for {facts.slots} slot{'s' * (facts.slots != 1)}"
         raise ConfigError(
             f"The boot log has {lacks}, so the model's constants cannot be read off it: name the model, or give "
             "--kv-bytes-per-token and --state-bytes-per-slot."
@@ -226,7 +226,7 @@ def _sizing(model: PlannedModel, memory: _Memory, flags: Deployment, rules: Engi
     """With the memory that the log measured; where it did not, with what its pools take."""
     plain = flags
     if not model.config:  # numbers by hand are of one rank
-        plain = replace(flags, tp_size=1, dp_size=1, pp_size=1, ep_size=1, dcp_size=1)
+        plain = replace(flags, tp_size=flags.attention_dp, pp_size=1, ep_size=1, dcp_size=1)
     if memory.missing:
         plain = replace(plain, mem_fraction_static=1.0)
     machine = Machine(

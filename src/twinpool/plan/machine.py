@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 
 from twinpool.config.deployment import Deployment
@@ -37,6 +38,8 @@ class Machine:
 def find_machine(model: PlannedModel, flags: Deployment, options: MachineOptions) -> Machine:
     """The rank that this model is planned on. Raises ConfigError or ModelError: what is missing, or what does not fit."""
     device = find_device(options.gpu) if options.gpu else None
+    if options.pool_memory is not None:
+        return _pools_only(model, flags, options, device)
     pre_load = _pre_load_bytes(device, flags, options)
     ranks = flags.tp_size * flags.pp_size
     name = device.name if device else "the device"
@@ -88,6 +91,19 @@ def _divides(model: PlannedModel, flags: Deployment) -> bool:
     except (ConfigError, ModelError):
         return False
     return True
+
+
+def _pools_only(model: PlannedModel, flags: Deployment, options: MachineOptions, device: Device | None) -> Machine:
+    """Nothing but the two pools; weights are still estimated where that works, because replay's times depend on them."""
+    memory = options.pool_memory or 0
+    ranks = flags.tp_size * flags.pp_size
+    weights: WeightEstimate | None = None
+    with contextlib.suppress(ModelError):  # a manual model: times are then those of no weights at all
+        weights = _given_weights(options.weights, ranks) if options.weights is not None else _weights(model, flags)
+    return Machine(
+        name=device.name if device else "the device", device=device, ranks=ranks, pre_load_bytes=memory,
+        available_bytes=memory, weights=weights, note="not charged: --pool-memory is for both pools alone",
+    )  # fmt: skip
 
 
 def _pre_load_bytes(device: Device | None, flags: Deployment, options: MachineOptions) -> int:

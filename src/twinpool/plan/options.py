@@ -28,6 +28,10 @@ class MachineOptions:
         Flag("Bytes of weights on one rank.", metavar="SIZE", at_least=0, size=True,
              default_text="from the checkpoint's files, else from its config"),
     ] = None  # fmt: skip
+    pool_memory: Annotated[
+        int | None,
+        Flag("Memory of both pools together on one rank, whatever the device and the weights.", metavar="SIZE", at_least=1, size=True),
+    ] = None  # fmt: skip
     activations: Annotated[
         int | None,
         Flag(

@@ -5,11 +5,14 @@ All times that come out are modelled; counts (hits, evictions, retractions) do n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from twinpool.errors import ConfigError
 from twinpool.plan.devices import Device
 from twinpool.step import StepPlan
 
@@ -29,6 +32,22 @@ class Calibration:
     step_s: float = 0.003
     row_s: float = 0.00001
     source: str = "assumed"
+
+
+def read_calibration(path: Path) -> Calibration:
+    """A file written by `twinpool replay calibrate`. Raises ConfigError naming what is wrong with it."""
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--calibration {path} cannot be read: {error}.") from error
+    names = {field.name for field in fields(Calibration)}
+    if not isinstance(values, dict) or set(values) - names:
+        raise ConfigError(f"--calibration {path} must be an object with {', '.join(sorted(names))}.")
+    for name, value in values.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if name != "source" and not (number and 0 <= value < float("inf") and (value or not name.endswith("share"))):
+            raise ConfigError(f"--calibration {path} says {name}={value!r}; it must be a number above 0.")
+    return Calibration(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

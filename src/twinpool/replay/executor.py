@@ -76,7 +76,9 @@ class SimExecutor:
     def complete(self, handle: SimHandle) -> StepResult:
         """The result of a step that has run by now."""
         self._move_to(float(handle.ends_s[-1]))
-        plan, runs, tokens = handle.plan, [], []
+        plan = handle.plan
+        runs: list[Int32Array] = []
+        tokens: list[int | None] = []
         for row in plan.rows:
             if not row.sample:
                 tokens.append(None)

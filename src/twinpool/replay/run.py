@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from twinpool.clock import VirtualClock
 from twinpool.errors import RequestError
-from twinpool.loop import Loop
+from twinpool.loop import Loop, StepObserver
 from twinpool.replay.cost import CostModel
 from twinpool.replay.executor import SimExecutor
 from twinpool.replay.record import Recorder
@@ -20,12 +20,15 @@ from twinpool.step import StepPlan, StepResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A finished run: the recorder's content, the scheduler as it was left, steps planned and virtual seconds passed."""
+    """A finished run: the recorder's content, the scheduler as it was left, steps (and the plans they came in), prompt tokens
+    computed, and virtual seconds passed.
+    """
 
     recorder: Recorder
     scheduler: Scheduler
     steps: int
     plans: int
+    prefilled_tokens: int
     duration_s: float
 
 
@@ -49,8 +52,8 @@ class Replay:
         self._recorder = Recorder(scheduler)
         self._arrivals: dict[int, Arrival] = {}
         self._rid = 0
-        self._steps = self._plans = 0
-        self.observers: list = []
+        self._steps = self._plans = self._prefilled = 0
+        self.observers: list[StepObserver] = []
 
     def run(self) -> Run:
         """Until no request is left. Raises what a step raised, which is a bug."""
@@ -65,7 +68,7 @@ class Replay:
                 continue
             self._step()
         return Run(
-            recorder=self._recorder, scheduler=self.scheduler, steps=self._steps, plans=self._plans,
+            recorder=self._recorder, scheduler=self.scheduler, steps=self._steps, plans=self._plans, prefilled_tokens=self._prefilled,
             duration_s=self._clock.now_s(),
         )  # fmt: skip
 
@@ -84,6 +87,7 @@ class Replay:
     def _note(self, plan: StepPlan, result: StepResult) -> None:
         self._plans += 1
         self._steps += plan.repeat
+        self._prefilled += sum(row.end - row.start for row in plan.rows if row.tokens is not None)
         for observe in self.observers:
             observe(plan, result)
 

@@ -82,8 +82,9 @@ class TokenSpace:
     def _expand(self, namespace: str, blocks: Blocks, n_tokens: int) -> Int32Array:
         ids, first = self._dense[namespace]
         size = self._block_size
-        numbers = (np.searchsorted(ids, blocks[: -(-n_tokens // size)]) + first).astype(np.int32)
-        tokens = numbers[:, None] * np.int32(size) + np.arange(size, dtype=np.int32)
+        numbers = np.asarray(np.searchsorted(ids, blocks[: -(-n_tokens // size)]) + first, np.int32)
+        offsets = np.arange(size, dtype=np.int32)
+        tokens: Int32Array = np.add(numbers[:, None] * np.int32(size), offsets, dtype=np.int32)
         return tokens.reshape(-1)[:n_tokens]
 
 

@@ -1,0 +1,61 @@
+"""The command line of `twinpool replay`: its own flags, the planner's machine, the flags of a launch line, and a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from twinpool.config import command_line
+from twinpool.config.deployment import deployment_options
+from twinpool.config.field import options_of
+from twinpool.errors import ConfigError
+from twinpool.plan.command import chosen, command_of, launch_flags_footer, parts
+from twinpool.plan.options import PlanOptions
+from twinpool.plan.run import sizing_of
+from twinpool.plan.sizing import Sizing
+from twinpool.replay.cost import Calibration, read_calibration
+from twinpool.replay.options import GROUPS, ReplayOptions
+
+PROG = "twinpool replay"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayCommand:
+    """options: of replay; trace: its file; sizing: the machine, as the planner sizes it; calibration: of times."""
+
+    options: ReplayOptions
+    trace: str
+    sizing: Sizing
+    calibration: Calibration
+
+
+def read_replay(argv: Sequence[str], *, usage: str, owner: type[ReplayOptions] = ReplayOptions) -> ReplayCommand:
+    """Read it all: TRACE MODEL and flags. owner: a wider options class (sweeps). --help prints and exits 0.
+
+    Raises ConfigError or ModelError.
+    """
+    own, launch_words = parts(argv)
+    kind: type = owner
+    options, line_options = options_of(kind), deployment_options()
+    values, names = command_line.read_command_line(
+        (*options, *line_options), own, prog=PROG, help_text=lambda: help_text(usage)
+    )
+    found = owner(**chosen(values, options))
+    if not names:
+        raise ConfigError(
+            "No trace is named: give TRACE (a file of recorded traffic) and MODEL; see twinpool replay --help."
+        )
+    if len(names) > 2:
+        raise ConfigError(f"'{names[2]}' is one word too many: there are TRACE and MODEL.")
+    shared = chosen(chosen(values, options), [option for option in options_of(PlanOptions) if option.field != "json"])
+    command = command_of(
+        PlanOptions(**shared), chosen(values, line_options), models=names[1:], launch_words=launch_words
+    )
+    calibration = read_calibration(Path(found.calibration)) if found.calibration else Calibration()
+    return ReplayCommand(options=found, trace=names[0], sizing=sizing_of(command), calibration=calibration)
+
+
+def help_text(usage: str) -> str:
+    """What `twinpool replay --help` prints."""
+    return command_line.help_text(command_line.rows_of(GROUPS), usage=usage, footer=launch_flags_footer())

@@ -1,0 +1,106 @@
+"""One experiment: a trace, a sized machine and traffic options, run and summarised. Sweeps are many of these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from twinpool.clock import VirtualClock
+from twinpool.errors import ConfigError
+from twinpool.plan.sizing import Sizing
+from twinpool.replay.cost import Calibration
+from twinpool.replay.machine import cost_model, scheduler_of
+from twinpool.replay.options import TrafficOptions
+from twinpool.replay.preamble import share_preambles
+from twinpool.replay.result import ReplayResult, Setup, summarise
+from twinpool.replay.run import Replay, Run
+from twinpool.replay.tokens import TokenSpace
+from twinpool.replay.trace import Trace
+from twinpool.replay.traffic import ClosedTraffic, OpenTraffic, Traffic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """Everything a run depends on. arrival: recorded, closed or count (never auto)."""
+
+    trace: Trace
+    sizing: Sizing
+    traffic: TrafficOptions
+    calibration: Calibration
+    skip: bool = True
+
+
+def prepare(trace: Trace, options: TrafficOptions) -> tuple[Trace, TrafficOptions]:
+    """The part of the trace that is used, with preambles shared if asked for, and the arrival mode decided."""
+    if not trace.sessions:
+        raise ConfigError(f"{trace.name} has no usable request: {len(trace.rejected)} records were left out.")
+    if options.limit is not None:
+        trace = first_trees(trace, options.limit)
+    if options.shared_preamble:
+        trace = share_preambles(trace)
+    if options.arrival == "auto":
+        own_clocks = trace.clock == "session"
+        options = replace(options, arrival="closed" if own_clocks else "recorded")
+    return trace, options
+
+
+def first_trees(trace: Trace, count: int) -> Trace:
+    """The first sessions without a parent, and their sub-agents."""
+    parent_of = {session.id: session.parent for session in trace.sessions}
+    roots = [session.id for session in trace.sessions if session.parent is None][:count]
+    kept = set(roots)
+
+    def root_of(name: str) -> str:
+        while (parent := parent_of[name]) is not None:
+            name = parent
+        return name
+
+    return replace(trace, sessions=tuple(session for session in trace.sessions if root_of(session.id) in kept))
+
+
+def run_experiment(experiment: Experiment, *, tokens: TokenSpace | None = None) -> ReplayResult:
+    """Run it. tokens: the trace's, if they were numbered before (sweeps). Raises MemoryRefusal where the engine would not start,
+    ConfigError for a trace that cannot arrive as asked.
+    """
+    return summarise(*replay_of(experiment, tokens=tokens))
+
+
+def replay_of(experiment: Experiment, *, tokens: TokenSpace | None = None) -> tuple[Run, Setup]:
+    """(the finished run, its set-up)."""
+    sizing, traffic = experiment.sizing, experiment.traffic
+    clock = VirtualClock()
+    scheduler = scheduler_of(sizing, clock)
+    counting = traffic.arrival == "count"
+    replay = Replay(
+        scheduler=scheduler,
+        clock=clock,
+        tokens=tokens or TokenSpace(experiment.trace),
+        traffic=_arrivals(experiment.trace, traffic),
+        cost=None if counting else cost_model(sizing, experiment.calibration),
+        skip=experiment.skip,
+    )
+    return replay.run(), setup_of(experiment)
+
+
+def _arrivals(trace: Trace, options: TrafficOptions) -> Traffic:
+    if options.arrival == "closed":
+        return ClosedTraffic(
+            trace, alive=options.sessions, idle_cap_s=options.idle_cap_s, seed=options.seed,
+            start_anywhere=options.start_anywhere, default_think_s=options.think_s,
+        )  # fmt: skip
+    return OpenTraffic(trace, speed=options.speed)
+
+
+def setup_of(experiment: Experiment) -> Setup:
+    """The names and sizes that a result carries."""
+    sizing, traffic = experiment.sizing, experiment.traffic
+    ledger, request, resolved = sizing.ledger, sizing.request, sizing.resolved
+    assert ledger is not None
+    return Setup(
+        trace=experiment.trace.name, model=sizing.model.name, machine=f"{sizing.machine.ranks} × {sizing.machine.name}",
+        engine=sizing.rules.name, slots=ledger.max_mamba_cache_size, kv_tokens=ledger.kv_tokens, page_size=ledger.page_size,
+        slots_per_request=ledger.slots_per_request, max_running_requests=ledger.max_running_requests,
+        slot_bytes=request.stage_slot_bytes + request.stage_extra_bytes, kv_bytes_per_token=request.kv_bytes_per_token,
+        strategy=resolved.strategy if resolved.radix_cache else "off", arrival=traffic.arrival,
+        sessions_alive=traffic.sessions if traffic.arrival == "closed" else None, seed=traffic.seed,
+        calibration=experiment.calibration.source,
+    )  # fmt: skip

@@ -1,0 +1,220 @@
+"""One run in numbers: reuse and its gaps, latencies, throughput, occupancy, evictions. Times are modelled, counts are not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from twinpool.replay.describe import Spread, spread
+from twinpool.replay.record import PoolSample, RequestRecord
+from twinpool.replay.run import Run
+from twinpool.request import REUSE_GAPS
+
+SCHEMA = "twinpool-replay/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What ran: names, and the sizes of both pools (slots, tokens, page size), S, and how arrivals were made."""
+
+    trace: str
+    model: str
+    machine: str
+    engine: str
+    slots: int
+    kv_tokens: int
+    page_size: int
+    slots_per_request: int
+    max_running_requests: int
+    slot_bytes: int
+    kv_bytes_per_token: int
+    strategy: str
+    arrival: str
+    sessions_alive: int | None
+    seed: int
+    calibration: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReuseSummary:
+    """Prompt tokens of all counted requests: reused, matched in KV alone, and the rest by reason (request.REUSE_GAPS).
+
+    token_share: reused / prompt; kv_share: kv_matched / prompt.
+    """
+
+    prompt_tokens: int
+    reused_tokens: int
+    kv_matched_tokens: int
+    token_share: float
+    kv_share: float
+    gaps: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """requests counted and warm_up ones beside them; refused: by scheduler or at the end of KV, with the first sentence.
+
+    computed_tokens: prefilled; recomputed_tokens: of those, what had been cached or computed before (evictions, retractions).
+    """
+
+    requests: int
+    warm_up: int
+    refused: int
+    first_refusal: str
+    output_tokens: int
+    computed_tokens: int
+    evicted_kv_tokens: int
+    evicted_states: int
+    published_checkpoints: int
+    skipped_checkpoints: int
+    retractions: int
+    retracted_tokens: int
+    steps: int
+    peak_running: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Modelled, in seconds: of the run, and of requests (queue: arrival to first scheduled; ttft: arrival to first token;
+    tpot: per output token after the first; e2e: arrival to the end). tokens_per_s: input and output computed or reused.
+    """
+
+    duration_s: float
+    queue_s: Spread | None
+    ttft_s: Spread | None
+    tpot_s: Spread | None
+    e2e_s: Spread | None
+    input_tokens_per_s: float
+    output_tokens_per_s: float
+    requests_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupancy:
+    """Mean and largest shares of each pool over the samples, weighted by time: working (held by running requests), protected
+    (cached, locked), evictable (cached), free; mean and largest running and waiting requests; checkpoints_per_session: cached
+    states over sessions alive at the end, None in an open loop.
+    """
+
+    slots_working: float
+    slots_protected: float
+    slots_evictable: float
+    slots_free: float
+    pages_working: float
+    pages_protected: float
+    pages_evictable: float
+    pages_free: float
+    mean_running: float
+    median_running: float
+    mean_waiting: float
+    peak_waiting: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayResult:
+    """samples, records: what the summaries are made of (pools over time; one a request)."""
+
+    setup: Setup
+    reuse: ReuseSummary
+    counts: Counts
+    times: Times
+    occupancy: Occupancy
+    samples: tuple[PoolSample, ...]
+    records: tuple[RequestRecord, ...]
+
+
+def summarise(run: Run, setup: Setup) -> ReplayResult:
+    """The numbers of a run, over its requests that are no warm-up."""
+    records = tuple(run.recorder.records)
+    counted = [record for record in records if not record.warm_up]
+    served = [record for record in counted if record.finished_s is not None and not record.refusal]
+    samples = tuple(run.recorder.samples)
+    return ReplayResult(
+        setup=setup, reuse=_reuse(served), counts=_counts(run, counted), times=_times(served, run.duration_s),
+        occupancy=_occupancy(samples), samples=samples, records=records,
+    )  # fmt: skip
+
+
+def _reuse(records: list[RequestRecord]) -> ReuseSummary:
+    prompt = sum(record.input_tokens for record in records)
+    reused = sum(record.reused for record in records)
+    matched = sum(record.kv_matched for record in records)
+    gaps = dict.fromkeys(REUSE_GAPS, 0)
+    for record in records:
+        for reason, tokens in record.gaps:
+            gaps[reason] += tokens
+    return ReuseSummary(
+        prompt_tokens=prompt, reused_tokens=reused, kv_matched_tokens=matched, token_share=_share(reused, prompt),
+        kv_share=_share(matched, prompt), gaps=tuple(gaps.items()),
+    )  # fmt: skip
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _counts(run: Run, counted: list[RequestRecord]) -> Counts:
+    book = run.scheduler.book
+    totals, tree = book.totals, book.tree
+    refused = [record for record in counted if record.refusal]
+    return Counts(
+        requests=len(counted), warm_up=len(run.recorder.records) - len(counted), refused=len(refused),
+        first_refusal=refused[0].refusal if refused else "", output_tokens=sum(record.output_tokens for record in counted),
+        computed_tokens=run.prefilled_tokens, evicted_kv_tokens=tree.evicted_tokens_total,
+        evicted_states=tree.evicted_states_total, published_checkpoints=totals.published_checkpoints,
+        skipped_checkpoints=totals.skipped_checkpoints, retractions=totals.retracted_requests,
+        retracted_tokens=totals.retracted_input_tokens + totals.retracted_output_tokens, steps=run.steps,
+        peak_running=run.recorder.peak_running,
+    )  # fmt: skip
+
+
+def _times(records: list[RequestRecord], duration_s: float) -> Times:
+    def between(start: str, end: str) -> Iterable[float]:
+        return (getattr(record, end) - getattr(record, start) for record in records if getattr(record, end) is not None)
+
+    tpot = (
+        (record.finished_s - record.first_token_s) / (record.output_tokens - 1)
+        for record in records
+        if record.finished_s is not None and record.first_token_s is not None and record.output_tokens > 1
+    )
+    return Times(
+        duration_s=duration_s,
+        queue_s=spread(between("arrival_s", "scheduled_s")),
+        ttft_s=spread(between("arrival_s", "first_token_s")),
+        tpot_s=spread(tpot),
+        e2e_s=spread(between("arrival_s", "finished_s")),
+        input_tokens_per_s=_share(sum(record.input_tokens for record in records), duration_s),
+        output_tokens_per_s=_share(sum(record.output_tokens for record in records), duration_s),
+        requests_per_s=_share(len(records), duration_s),
+    )
+
+
+def _occupancy(samples: tuple[PoolSample, ...]) -> Occupancy:
+    spans = [later.now_s - sample.now_s for sample, later in itertools.pairwise(samples)] + [0.0] * bool(samples)
+    if not any(spans):  # no step took time: every sample counts alike
+        spans = [1.0] * len(samples)
+
+    def mean(value: str) -> float:
+        return _share(sum(getattr(one, value) * span for one, span in zip(samples, spans, strict=True)), sum(spans))
+
+    slots = mean("slots_free") + mean("slots_evictable") + mean("slots_protected") + mean("slots_held")
+    pages = mean("pages_free") + mean("pages_evictable") + mean("pages_protected") + mean("pages_held")
+    running = sorted(zip((one.running for one in samples), spans, strict=True))
+    return Occupancy(
+        slots_working=_share(mean("slots_held"), slots), slots_protected=_share(mean("slots_protected"), slots),
+        slots_evictable=_share(mean("slots_evictable"), slots), slots_free=_share(mean("slots_free"), slots),
+        pages_working=_share(mean("pages_held"), pages), pages_protected=_share(mean("pages_protected"), pages),
+        pages_evictable=_share(mean("pages_evictable"), pages), pages_free=_share(mean("pages_free"), pages),
+        mean_running=mean("running"), median_running=_weighted_median(running), mean_waiting=mean("waiting"),
+        peak_waiting=max((one.waiting for one in samples), default=0),
+    )  # fmt: skip
+
+
+def _weighted_median(values: list[tuple[int, float]]) -> float:
+    half, passed = sum(span for _, span in values) / 2, 0.0
+    for value, span in values:
+        passed += span
+        if passed >= half:
+            return float(value)
+    return 0.0
