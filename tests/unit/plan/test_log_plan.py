@@ -53,6 +53,24 @@ def test_what_is_not_in_the_log_is_said_with_the_number_that_would_explain_it() 
     assert slots.note.startswith("explained by 79.51 GiB before the load, 1.03 more than logged")
 
 
+def test_slots_a_request_differ_only_where_the_strategy_was_given() -> None:
+    source = "Qwen4-Exp NVFP4 of 2026-08-26, lines wrapped"
+    asked = ("--max-running-requests", "48")
+    given = planned(source, *asked, "--mamba-radix-cache-strategy", "extra_buffer")
+    assert check(given, "max_running").verdict == DIFFERS
+    form, numbers = NUMBERS[source]
+    text = printed(form, {**numbers, "max_running_requests": 32})
+    (boot,) = plan_log(read_command(["--boot-log", "-", *asked], usage=""), text)
+    assert (check(boot, "max_running").verdict, "for S = 3" in check(boot, "max_running").note) == (UNKNOWN, True)
+
+
+def test_workers_of_data_parallel_attention_have_a_pool_each() -> None:
+    """Numbers by hand are of one rank, but pins and requests of the flags are of all workers."""
+    flags = ("--tp-size", "4", "--dp-size", "4", "--enable-dp-attention", "--max-mamba-cache-size", "328")
+    boot = planned("kvcache-ai/ktransformers issue 1870", *flags)
+    assert check(boot, "slots (K) as pinned").verdict == EQUAL
+
+
 @pytest.mark.parametrize(
     ("words", "notes"),
     [

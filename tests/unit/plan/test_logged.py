@@ -183,6 +183,35 @@ def test_a_boot_that_failed_before_its_pools_does_not_count() -> None:
     assert facts.load_begin_gb == 22.84
 
 
+def test_a_second_boot_with_a_draft_model_in_a_file_of_two() -> None:
+    """The draft of the first loads after its pools, that of the second before them; the ranks are set up again between."""
+    first = printed(PUBLIC[1][1], PUBLIC[1][2]) + load("Draft", 9.0, 8.0)
+    setup = "[2026-04-14 16:08:49 TP0] Init torch distributed ends. elapsed=1.0 s, mem usage=0.19 GB\n"
+    pools = printed(DRAFTS, {**PUBLIC[-1][2], "label": "TP0"})
+    _, second = facts_in(first + setup + load("Target", 20.0, 14.0) + load("Draft", 14.0, 13.0) + pools)
+    assert (second.dist_gb, second.load_begin_gb, second.load_end_gb, second.weights_gb) == (0.19, 20.0, 13.0, 7.0)
+    assert (second.model_class, second.slots) == ("Target", 64)
+
+
+def load(model: str, begin: float, end: float) -> str:
+    start = "[2026-04-14 16:08:49 TP0] Load weight "
+    return (
+        f"{start}begin. avail mem={begin:.2f} GB\n"
+        f"{start}end. elapsed=1 s, type={model}, avail mem={end:.2f} GB, mem usage={begin - end:.2f} GB.\n"
+    )
+
+
+@pytest.mark.parametrize("after_pools", [False, True])
+def test_slots_a_request_are_read_off_the_warning(after_pools: bool) -> None:
+    warning = (
+        "[2026-04-14 16:08:49 TP1] max_running_requests is capped to 16 by the mamba state cache (max_mamba_cache_size=82, "
+        "5 state slots per request). To raise it: increase --mamba-full-memory-ratio\n"
+    )
+    pools = printed(PUBLIC[0][1], PUBLIC[0][2])
+    (facts,) = facts_in(pools + warning if after_pools else warning + pools)
+    assert (facts.cap, facts.slots_per_request, facts.slots) == (16, 5, 82)
+
+
 def test_several_boots_in_one_file() -> None:
     first, second = printed(PUBLIC[1][1], PUBLIC[1][2]), printed(PUBLIC[1][1], {**PUBLIC[1][2], "slots": 7})
     end = "[2026-04-14 16:08:49 TP0] max_total_num_tokens=473854, max_running_requests=1, \n"
@@ -308,6 +337,6 @@ def test_flags_that_contradict_each_other_are_refused_by_name() -> None:
 
 def test_a_pool_that_rounds_to_nothing_needs_a_model() -> None:
     text = printed(PUBLIC[1][1], {**PUBLIC[1][2], "conv_gb": "0.00", "slots": 1})
-    assert "0.00 GiB for 1 slots" in refusal(text)
+    assert "0.00 GiB for 1 slot" in refusal(text)
     (boot,) = plan_log(read_command(["--boot-log", "-", "LFM2-1.2B"], usage=""), text)
     assert boot.slot_bytes == 0
