@@ -51,3 +51,8 @@ def format_bytes(size_bytes: int | float) -> str:
         if abs(size_bytes) >= unit:
             return f"{size_bytes / unit:,.2f} {name}"
     return f"{size_bytes:,.0f} B"
+
+
+def count(number: int, noun: str) -> str:
+    """'1 request', '2,048 requests'."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from twinpool.errors import ConfigError, MemoryRefusal
@@ -27,7 +28,7 @@ def run(argv: Sequence[str]) -> int:
     """
     from twinpool.plan import report
 
-    command = read_command(argv, usage=USAGE)
+    command = _with_trace(read_command(argv, usage=USAGE))
     options = command.options
     if options.list_models or options.list_gpus:
         print(report.models_table() if options.list_models else report.devices_table(), end="")
@@ -37,6 +38,39 @@ def run(argv: Sequence[str]) -> int:
     if command.sweep:
         return _sweep(command)
     return _vllm(command) if command.engine == "vllm" else _plan(command)
+
+
+def _with_trace(command: Command) -> Command:
+    """The workload of a trace in place of --trace: its mean context, and the sessions that were open beside the running ones.
+
+    What a flag says stands. Raises ConfigError for a trace that cannot be read.
+    """
+    options = command.options
+    if options.trace is None:
+        return command
+    from twinpool.replay.describe import describe
+    from twinpool.replay.formats import load_trace
+
+    trace = load_trace(options.trace)
+    if not trace.sessions:
+        raise ConfigError(
+            f"--trace {options.trace} has no usable request: {len(trace.rejected)} records were left out."
+        )
+    facts = describe(trace)
+    mean = max(1, round(facts.context_tokens.mean))
+    running = options.running or command.flags.max_running_requests or facts.median_sessions
+    idle = options.idle_sessions or max(0, (facts.peak_sessions or 0) - (running or 0))
+    text = (
+        f"{trace.name}: {facts.requests:,} requests, mean context {mean:,} tokens, P90 {facts.context_tokens.p90:,.0f}"
+    )
+    merged = replace(
+        options,
+        running=running,
+        tokens_per_request=options.tokens_per_request or mean,
+        idle_sessions=idle,
+        workload_origin=text,
+    )
+    return replace(command, options=merged)
 
 
 def _plan(command: Command) -> int:

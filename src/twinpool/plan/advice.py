@@ -72,7 +72,7 @@ class Advice:
     ranks: int | None
 
 
-def advise(workload: Workload, sizing: Sizing, *, machine_of: Callable[[int], Machine]) -> Advice:
+def advise(workload: Workload, sizing: Sizing, *, machine_of: Callable[[int], Machine] | None) -> Advice:
     """Look for the cheapest change of flags under which the workload fits."""
     steps: list[Step] = []
     current = sizing

@@ -8,7 +8,7 @@ from twinpool.config.launch import LaunchLine
 from twinpool.memory.ledger import Ledger
 from twinpool.memory.split import one_slot_a_request
 from twinpool.plan.sizing import Sizing
-from twinpool.units import format_bytes
+from twinpool.units import count, format_bytes
 
 
 def clamps(sizing: Sizing, line: LaunchLine) -> tuple[str, ...]:
@@ -30,7 +30,7 @@ def _effective_requests(sizing: Sizing, ledger: Ledger) -> Iterator[str]:
     asked, wanted = request.max_running_requests, request.requests_per_worker
     runs = ledger.max_running_requests * dp
     if asked is None or wanted is None:
-        yield f"--max-running-requests is not given: {runs} requests may run at once."
+        yield f"--max-running-requests is not given: {count(runs, 'request')} may run at once."
     elif ledger.max_running_requests < wanted:
         yield (
             f"--max-running-requests {asked} becomes {runs}: {_cap(ledger)} on each of {dp} worker{'s' * (dp > 1)}; "

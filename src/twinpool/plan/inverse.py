@@ -72,12 +72,15 @@ def sessions_per_gib(workload: Workload, sizing: Sizing) -> float:
 
 
 def fewest_ranks(
-    workload: Workload, sizing: Sizing, *, machine_of: Callable[[int], Machine], most: int = 64
+    workload: Workload, sizing: Sizing, *, machine_of: Callable[[int], Machine] | None, most: int = 64
 ) -> int | None:
     """The smallest --tp-size (a power of two) that holds the workload; None when none up to `most` does.
 
-    machine_of: the machine with so many tensor parallel ranks; it raises TwinpoolError where weights do not fit.
+    machine_of: the machine with so many tensor parallel ranks; it raises TwinpoolError where weights do not fit. None: only
+    this one is known, and so is the answer.
     """
+    if machine_of is None:
+        return None
     ranks = 1
     while ranks <= most:
         try:

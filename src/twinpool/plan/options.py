@@ -67,6 +67,7 @@ class WorkloadOptions:
     checkpoints_per_session: Annotated[
         int, Flag("Checkpoints kept for each idle session; one is enough to resume.", metavar="N", at_least=1)
     ] = 1
+    workload_origin: str = "flag"  # what a trace was summarised to, when it was one
     trace: Annotated[
         str | None, Flag("Take the workload from recorded traffic (twinpool trace info FILE).", metavar="FILE")
     ] = None

@@ -37,13 +37,15 @@ class Outcome:
     """A plan. workload and what follows from it are None when none was described.
 
     balance_tokens: the average context at which both pools run out together under the present split; shorter ones run
-    out of states first, longer ones of KV. balanced_ratio: r* for the workload. launch_flags: to paste.
+    out of states first, longer ones of KV.
+    other_machines: whether other numbers of ranks could be planned. balanced_ratio: r* for the workload. launch_flags: to paste.
     """
 
     sizing: Sizing
     line: LaunchLine
     clamps: tuple[str, ...]
     balance_tokens: float | None
+    other_machines: bool
     workload: Workload | None
     fit: Fit | None
     balanced_ratio: float | None
@@ -53,9 +55,9 @@ class Outcome:
 
 
 def outcome(
-    sizing: Sizing, line: LaunchLine, workload: Workload | None, *, machine_of: Callable[[int], Machine]
+    sizing: Sizing, line: LaunchLine, workload: Workload | None, *, machine_of: Callable[[int], Machine] | None
 ) -> Outcome:
-    """Everything about one plan. machine_of: the machine with so many tensor parallel ranks."""
+    """Everything about one plan. machine_of: the machine with so many tensor parallel ranks; None: unknown."""
     ledger = sizing.ledger
     advice = advise(workload, sizing, machine_of=machine_of) if workload is not None else None
     return Outcome(
@@ -63,6 +65,7 @@ def outcome(
         line=line,
         clamps=clamps(sizing, line),
         balance_tokens=_balance_tokens(sizing),
+        other_machines=machine_of is not None,
         workload=workload,
         fit=fit(workload, sizing) if workload is not None and ledger is not None else None,
         balanced_ratio=balanced_ratio(sizing, workload.tokens_per_request) if workload is not None else None,
@@ -80,7 +83,7 @@ def _balance_tokens(sizing: Sizing) -> float | None:
     return ledger.logical_tokens * ledger.slots_per_request / ledger.max_mamba_cache_size
 
 
-def _inverses(workload: Workload, sizing: Sizing, machine_of: Callable[[int], Machine]) -> Inverses:
+def _inverses(workload: Workload, sizing: Sizing, machine_of: Callable[[int], Machine] | None) -> Inverses:
     return Inverses(
         most_running=inverse.most_running(workload, sizing),
         most_idle=inverse.most_idle(workload, sizing),

@@ -13,7 +13,7 @@ from twinpool.plan.outcome import Inverses, Outcome
 from twinpool.plan.sizing import Sizing
 from twinpool.plan.workload import ASKED, EVEN, KV, STATES, Fit, Workload, rounded_ratio
 from twinpool.tables import table_text
-from twinpool.units import MIB, format_bytes, to_gib
+from twinpool.units import MIB, count, format_bytes, to_gib
 
 BOUND = {STATES: "the state pool", KV: "the KV pool", ASKED: "--max-running-requests", EVEN: "both pools alike"}
 WAYS = (
@@ -80,7 +80,7 @@ def _capacity(outcome: Outcome) -> str:
     each = f" on each of {dp} workers" if dp > 1 else ""
     lines = [
         f"State pool: {ledger.max_mamba_cache_size} slots{each}; KV pool: {ledger.logical_tokens:,} tokens{each}; "
-        f"at most {ledger.max_running_requests * dp} requests run at once."
+        f"at most {count(ledger.max_running_requests * dp, 'request')} run at once."
     ]
     if outcome.balance_tokens is not None:
         lines.append(
@@ -98,7 +98,7 @@ def _workload_blocks(outcome: Outcome, workload: Workload) -> Iterator[str]:
     asked = _asked(workload)
     yield asked if outcome.fit is None else f"{asked}\n{_fit_text(outcome.fit, workload)}"
     if outcome.inverses is not None:
-        yield _inverse_text(outcome.inverses, workload)
+        yield _inverse_text(outcome.inverses, workload, outcome)
     if outcome.advice is not None:
         yield _advice_text(outcome.advice, outcome)
 
@@ -136,9 +136,9 @@ def fit_paragraphs(outcome: Outcome) -> tuple[str, ...]:
     return lines if workload is None else (*lines, _asked(workload))
 
 
-def _inverse_text(inverses: Inverses, workload: Workload) -> str:
+def _inverse_text(inverses: Inverses, workload: Workload, outcome: Outcome) -> str:
     tokens = f"{workload.tokens_per_request:,} tokens"
-    ranks = "no number of ranks up to 64" if inverses.fewest_ranks is None else f"--tp-size {inverses.fewest_ranks}"
+    ranks = _ranks(inverses.fewest_ranks, outcome)
     rows = [
         (f"most running requests at {tokens}", f"{inverses.most_running:,}"),
         (f"most idle sessions beside {workload.running} running", f"{inverses.most_idle:,}"),
@@ -166,7 +166,7 @@ def _advice_text(advice: Advice, outcome: Outcome) -> str:
     if not advice.holds:
         lines.append("  The workload does not fit this memory; what would help:")
         lines += [f"  - {_step(step)}" for step in advice.options]
-        lines += [f"  - {sentence}" for sentence in _hardware(advice)]
+        lines += [f"  - {sentence}" for sentence in _hardware(advice, outcome)]
     return "\n".join(lines)
 
 
@@ -175,7 +175,7 @@ def _step(step: Step) -> str:
     return f"{step.title}: {step.why}{warning}"
 
 
-def _hardware(advice: Advice) -> Iterator[str]:
+def _hardware(advice: Advice, outcome: Outcome) -> Iterator[str]:
     host = advice.host
     if host is not None:
         yield (
@@ -183,7 +183,18 @@ def _hardware(advice: Advice) -> Iterator[str]:
             f"{to_gib(host.kv_bytes):.2f} GiB of KV on each rank; split like the device pools, the same memory covers "
             f"{host.proportional_sessions}"
         )
-    yield f"--tp-size {advice.ranks}" if advice.ranks is not None else "no number of ranks up to 64 is enough"
+    yield f"devices: {_ranks(advice.ranks, outcome)}"
+
+
+def _ranks(ranks: int | None, outcome: Outcome) -> str:
+    """The fewest devices, or why they cannot be named."""
+    if ranks is not None:
+        return f"--tp-size {ranks}"
+    return (
+        "no number of ranks up to 64 is enough"
+        if outcome.other_machines
+        else "not known: sizes were given for this rank only"
+    )
 
 
 def models_table() -> str:

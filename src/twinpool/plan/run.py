@@ -52,8 +52,8 @@ def plan(command: Command) -> Outcome:
     options = command.options
 
     def machine_of(ranks: int) -> Machine:
-        if options.post_weights_memory is not None or options.weights is not None:
-            raise ConfigError("The weights were given for this number of ranks only.")
         return find_machine(sizing.model, replace(command.flags, tp_size=ranks), options)
 
-    return outcome(sizing, command.line, workload_of(options, sizing), machine_of=machine_of)
+    for_this_rank = (options.post_weights_memory, options.weights, options.pool_memory)
+    only_this = any(size is not None for size in for_this_rank) or not sizing.model.config
+    return outcome(sizing, command.line, workload_of(options, sizing), machine_of=None if only_this else machine_of)

@@ -80,7 +80,7 @@ def workload_of(options: WorkloadOptions, sizing: Sizing) -> Workload | None:
         raise ConfigError("--tokens-per-request needs --running (or --max-running-requests): how many run at once.")
     return Workload(
         running=running, tokens_per_request=tokens, idle_sessions=options.idle_sessions,
-        checkpoints_per_session=options.checkpoints_per_session,
+        checkpoints_per_session=options.checkpoints_per_session, origin=options.workload_origin,
     )  # fmt: skip
 
 
