@@ -119,6 +119,7 @@ class Request:
     """One sequence on its way through the engine. Owned by the scheduler once added.
 
     tokens: int32 [prompt + max_tokens] buffer of which the first n_tokens are known. prompt_len is the length asked for.
+    end_tokens: those that end it.
     """
 
     rid: int
@@ -133,9 +134,13 @@ class Request:
     finish: Finish | None = None
     reuse: Reuse = field(default_factory=Reuse)
     retractions: int = 0
+    end_tokens: frozenset[int] = field(init=False)
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self.end_tokens = self.params.end_tokens(self.eos_token_ids)
 
     @staticmethod
     def new(
@@ -157,11 +162,6 @@ class Request:
             rid=rid, tokens=tokens, prompt_len=length, params=params, eos_token_ids=eos_token_ids,
             priority=priority, arrival_s=arrival_s, n_tokens=length,
         )  # fmt: skip
-
-    @property
-    def end_tokens(self) -> frozenset[int]:
-        """Tokens that end this request."""
-        return self.params.end_tokens(self.eos_token_ids)
 
     @property
     def n_output(self) -> int:

@@ -6,7 +6,7 @@ Order inside a step: `orders` one after another, then one packed forward over `r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from twinpool.request import Int32Array, SamplingParams
 
@@ -19,8 +19,7 @@ class SlotOrder:
     src: int | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Row:
+class Row(NamedTuple):
     """Tokens [start, end) of one request in this step. Its state slot holds the state after `start` tokens before the step and
     after `end` tokens after it; KV of the tokens is written to its pages.
 

@@ -14,8 +14,12 @@ from twinpool.step import Row, StepPlan
 
 def pages_short_for_decode(book: Book) -> int:
     """KV pages that the next decode step needs beyond those the sequences hold."""
-    page_size = book.shape.page_size
-    return sum(s.pages_short(s.planned + 1, page_size) for s in book.running.values() if s.wants_decode)
+    page_size, short = book.shape.page_size, 0
+    for sequence in book.running.values():
+        # Nearly always the page that is being filled has room: looked at first, because this runs over all rows of each step.
+        if sequence.planned >= sequence.n_pages * page_size and sequence.wants_decode:
+            short += 1
+    return short
 
 
 def build(book: Book, step: int) -> StepPlan | None:
@@ -131,8 +135,8 @@ def _prefill_row(book: Book, sequence: Sequence, budget_tokens: int, *, first: b
 
 def _take_pages(book: Book, sequence: Sequence, end: int) -> None:
     """Give the sequence the pages that tokens up to `end` need; the caller knows that they are free."""
-    short = sequence.pages_short(end, book.shape.page_size)
-    if short:
+    if end > sequence.n_pages * book.shape.page_size:
+        short = sequence.pages_short(end, book.shape.page_size)
         ids = book.pages.alloc(short)
         assert ids is not None
         sequence.add_pages(ids)
