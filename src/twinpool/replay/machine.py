@@ -40,14 +40,15 @@ def cost_model(sizing: Sizing, calibration: Calibration) -> CostModel:
     flops, bandwidth, link = device_rates(sizing.machine.device, weight_dtype_bytes=param_bytes)
     tp = attention_ranks(tp=sizing.resolved.tp_size, dp=sizing.resolved.dp_size)
     spec, request = sizing.model.spec, sizing.request
+    growing_flops, fixed_flops = _attention_flops(sizing)
     reduce_bytes = 2 * 2 * spec.hidden_size * len(spec.layers) if tp > 1 else 0
     return CostModel(
         weight_bytes=total_bytes * (1 - share),
         expert_bytes=total_bytes * share,
         n_experts=n_experts,
         experts_per_token=chosen,
-        flops_per_token=2 * active / ranks,
-        attention_flops=_attention_flops(sizing) / tp,
+        flops_per_token=2 * active / ranks + fixed_flops / tp,
+        attention_flops=growing_flops / tp,
         kv_bytes_per_token=float(request.kv_bytes_per_token),
         slot_bytes=float(request.stage_slot_bytes + request.stage_extra_bytes),
         reduce_bytes_per_token=reduce_bytes,
@@ -80,15 +81,23 @@ def _first(reader: ConfigReader, keys: tuple[str, ...]) -> int:
     )
 
 
-def _attention_flops(sizing: Sizing) -> float:
-    """Products of one new token with one token of its context, over all attention layers: scores and values."""
-    spec = sizing.model.spec
-    total = 0.0
+def _attention_flops(sizing: Sizing) -> tuple[float, float]:
+    """Over all attention layers: products of one new token with one token of its context, and those that do not grow with it.
+
+    Heads: scores and values. A latent: every head against it, twice. A sparse index: its heads against the pooled keys; then
+    every head against the tokens that it picks.
+    """
+    spec, reader = sizing.model.spec, ConfigReader(text_config(sizing.model.config))
+    growing = fixed = 0.0
     for layer in spec.layers:
         attention = layer.attention
         if isinstance(attention, GqaSpec):
-            total += 2 * spec.n_query_heads * (attention.head_dim + attention.v_head_dim)
-        elif isinstance(attention, MlaSpec | DsaSpec):  # every head against the latent, for scores and for values
-            latent = attention.latent if isinstance(attention, DsaSpec) else attention
-            total += 4 * spec.n_query_heads * (latent.kv_lora_rank + latent.qk_rope_head_dim)
-    return total
+            growing += 2 * spec.n_query_heads * (attention.head_dim + attention.v_head_dim)
+        elif isinstance(attention, MlaSpec):
+            growing += 4 * spec.n_query_heads * (attention.kv_lora_rank + attention.qk_rope_head_dim)
+        elif isinstance(attention, DsaSpec):
+            heads, picked = reader.integer("index_n_heads", default=32), reader.integer("index_topk", default=2048)
+            growing += 2 * heads * attention.index_dim / attention.pool_tokens
+            latent = attention.latent
+            fixed += 4 * spec.n_query_heads * (latent.kv_lora_rank + latent.qk_rope_head_dim) * picked
+    return growing, fixed
