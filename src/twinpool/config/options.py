@@ -226,6 +226,15 @@ class ServerOptions:
     ] = field(default=None, repr=False)
     enable_cache_report: Annotated[bool, Flag("Report cached tokens in the usage of OpenAI responses.")] = False
     enable_metrics: Annotated[bool, Flag("Serve Prometheus metrics at /metrics.")] = False
+    request_log: Annotated[
+        str | None,
+        Flag(
+            "Append a line for each finished request to this file, for twinpool replay: lengths, times and keyed hashes of "
+            "blocks, never text.",
+            metavar="FILE",
+            default_text="none is written",
+        ),
+    ] = None
     decode_log_interval: Annotated[int, Flag("Decode steps between two log lines.", metavar="STEPS", at_least=1)] = 40
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Flag("Least severe messages to log.")] = "info"
 

@@ -91,6 +91,7 @@ class Resolved:
     api_key: str | None
     enable_cache_report: bool
     enable_metrics: bool
+    request_log: str | None
     decode_log_interval: int
     log_level: str
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -50,11 +50,12 @@ class ApiKeyGate:
 def build_app(service: Service) -> FastAPI:
     """The ASGI application; its lifespan starts the engine's thread and ends it."""
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.bridge.start()
         yield
         await service.bridge.stop(timeout_s=_STOP_WAIT_S)
+        service.close()
 
     app = FastAPI(title="twinpool", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     app.state.service = service
@@ -72,8 +73,9 @@ def build_app(service: Service) -> FastAPI:
 def serve(options: ServeOptions, *, boot: Callable[[ServeOptions], Engine] = Engine.boot) -> None:
     """Serve until Ctrl-C or SIGTERM. The socket is open while the model loads; /health says when it is ready.
 
-    Raises ConfigError if the address cannot be bound, and what `boot` raises.
+    Raises ConfigError if the address cannot be bound or the request log not written, and what `boot` raises.
     """
     logging.basicConfig(level=options.log_level.upper(), format=_LOG_FORMAT, datefmt="%Y-%m-%d %H:%M:%S")
     service = Service(options=options, boot=lambda: boot(options))
-    run_until_stopped(app=build_app(service), bridge=service.bridge, host=options.host, port=options.port)
+    with contextlib.closing(service):
+        run_until_stopped(app=build_app(service), bridge=service.bridge, host=options.host, port=options.port)

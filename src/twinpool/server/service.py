@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from twinpool.sched.admission import check_can_ever_fit
 from twinpool.server.bridge import Bridge, Prompt, State, Stream
 from twinpool.server.http_errors import EngineDown, ModelNotFound, NotReady
 from twinpool.server.meters import Meters
+from twinpool.server.request_log import RequestLog
 from twinpool.server.stats import EngineStats, declare_labels, set_constants, set_gauges
 
 # Tokenising this many characters takes about a millisecond; longer prompts are tokenised beside the event loop.
@@ -55,12 +57,16 @@ class Job:
 
 
 class Service:
-    """One server's state. `options` are known at once, everything else when the engine is ready."""
+    """One server's state. `options` are known at once, everything else when the engine is ready.
+
+    Raises ConfigError for a --request-log that cannot be written.
+    """
 
     def __init__(self, *, options: ServeOptions, boot: Callable[[], Engine]) -> None:
         self.options = options
         self.meters = Meters()
         self.stats = EngineStats(self.meters)
+        self.request_log = RequestLog(Path(options.request_log)) if options.request_log else None
         self.bridge = Bridge(boot=boot, on_ready=self._on_ready)
         self.created_unix_s = int(time.time())
         declare_labels(self.meters)
@@ -68,6 +74,14 @@ class Service:
     def _on_ready(self, engine: Engine) -> None:
         engine.observers.append(self.stats)
         set_constants(self.meters, engine)
+        if self.request_log is not None:
+            self.request_log.start(page_size=engine.scheduler.shape.page_size, clock=engine.clock)
+            engine.observers.append(self.request_log)
+
+    def close(self) -> None:
+        """Finish the request log; call it when the engine has stopped."""
+        if self.request_log is not None:
+            self.request_log.close()
 
     @property
     def engine(self) -> Engine:

@@ -58,6 +58,7 @@ REFERENCE_DEFAULTS = {
     "--api-key": None,
     "--enable-cache-report": False,
     "--enable-metrics": False,
+    "--request-log": None,
     "--decode-log-interval": 40,
     "--log-level": "info",
 }

@@ -111,6 +111,7 @@ FLAG_VALUES = {
     "api_key": "secret",
     "enable_cache_report": True,
     "enable_metrics": True,
+    "request_log": "requests.jsonl",
     "decode_log_interval": 1,
     "log_level": "debug",
 }
