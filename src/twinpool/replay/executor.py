@@ -17,10 +17,11 @@ Durations = Callable[[StepPlan], Seconds]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimHandle:
-    """A step in virtual time; ends_s: when each of its steps ends (float64 [repeat])."""
+    """A step in virtual time; begin_s: when the device starts on it; ends_s: when each of its steps ends (float64 [repeat])."""
 
     executor: SimExecutor
     plan: StepPlan
+    begin_s: float
     ends_s: Seconds
 
     def result(self) -> StepResult:
@@ -49,7 +50,7 @@ class SimExecutor:
         begin_s = max(self._free_s, self._clock.now_s())
         ends_s = np.cumsum(np.concatenate(([begin_s], self._step_s(plan))))[1:]
         self._free_s = float(ends_s[-1])
-        self._latest = SimHandle(self, plan, ends_s)
+        self._latest = SimHandle(self, plan, begin_s, ends_s)
         return self._latest
 
     def horizon(self, lengths: list[int]) -> int:
@@ -91,7 +92,7 @@ class SimExecutor:
             step=plan.step,
             tokens=tuple(tokens),
             runs=tuple(runs),
-            duration_s=float(handle.ends_s[-1] - handle.ends_s[0]),
+            duration_s=float(handle.ends_s[-1]) - handle.begin_s,
         )
 
     def _move_to(self, when_s: float) -> None:

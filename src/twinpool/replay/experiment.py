@@ -15,7 +15,7 @@ from twinpool.replay.result import ReplayResult, Setup, summarise
 from twinpool.replay.run import Replay, Run
 from twinpool.replay.tokens import TokenSpace
 from twinpool.replay.trace import Trace
-from twinpool.replay.traffic import ClosedTraffic, OpenTraffic, Traffic
+from twinpool.replay.traffic import ClosedTraffic, OpenTraffic, Traffic, parents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +45,8 @@ def prepare(trace: Trace, options: TrafficOptions) -> tuple[Trace, TrafficOption
 
 def first_trees(trace: Trace, count: int) -> Trace:
     """The first sessions without a parent, and their sub-agents."""
-    parent_of = {session.id: session.parent for session in trace.sessions}
-    roots = [session.id for session in trace.sessions if session.parent is None][:count]
+    parent_of = parents(trace)
+    roots = [session.id for session in trace.sessions if parent_of[session.id] is None][:count]
     kept = set(roots)
 
     def root_of(name: str) -> str:

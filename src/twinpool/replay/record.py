@@ -62,13 +62,13 @@ class Recorder:
         self._every_s = 0.0
         self._next_s = 0.0
 
-    def refused(self, arrival: Arrival, *, now_s: float, why: str) -> None:
+    def refused(self, arrival: Arrival, *, why: str) -> None:
         """A request that can never fit."""
         request = arrival.session.requests[arrival.index]
         self.records.append(
             RequestRecord(
                 session=arrival.session.id, index=arrival.index, warm_up=arrival.warm_up, input_tokens=request.input_tokens,
-                output_tokens=0, arrival_s=now_s, refusal=why,
+                output_tokens=0, arrival_s=arrival.due_s, refusal=why,
             )
         )  # fmt: skip
 

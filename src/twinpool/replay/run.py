@@ -98,12 +98,12 @@ class Replay:
         self._rid += 1
         request = Request.new(
             rid=self._rid, prompt=content.prompt, params=SamplingParams(max_tokens=max(1, len(answer)), ignore_eos=True),
-            arrival_s=self._clock.now_s(),
+            arrival_s=arrival.due_s,
         )  # fmt: skip
         try:
             self.scheduler.add(request)
         except RequestError as error:
-            self._recorder.refused(arrival, now_s=self._clock.now_s(), why=str(error))
+            self._recorder.refused(arrival, why=str(error))
             self._traffic.finished(arrival, self._clock.now_s())
             return
         self._executor.answers[request.rid] = answer if recorded.output_tokens else content.prompt[:1]

@@ -1,7 +1,7 @@
 """Identity of tokens: (block id, offset) as one int32, so that pages, grids and chunks act on recorded blocks as on text.
 
-A prompt's tail that no block id covers, and the answer, are what the session's next prompt has in their place if it
-extends this one; else they are tokens that nobody else has.
+A prompt's end behind its last full block, and the answer, are what the session's next prompt has in their place if it
+extends this one, and so on along the session; where no later prompt says more they are a block id's or nobody else's.
 """
 
 from __future__ import annotations
@@ -56,22 +56,43 @@ class TokenSpace:
 
     def content(self, session: Session, index: int) -> Content:
         """Prompt and answer of one request."""
-        request = session.requests[index]
-        covered = self._covered(request)
+        request, requests = session.requests[index], session.requests
         whole = np.empty(request.input_tokens + request.output_tokens, np.int32)
-        whole[:covered] = self._expand(session.namespace, request.blocks, covered)
-        known = covered
-        follower = session.requests[index + 1] if index + 1 < len(session.requests) else None
-        if follower is not None and self._extends(request, follower):
-            known = min(len(whole), self._covered(follower))
-            if known > covered:
-                whole[covered:known] = self._expand(session.namespace, follower.blocks, known)[covered:]
-        own = self._own[session.id, index]
-        whole[max(known, covered) :] = np.arange(own, own + len(whole) - max(known, covered), dtype=np.int32)
+        known = 0
+        for last in range(index, len(requests)):
+            if last > index and not self._extends(requests[last - 1], requests[last]):
+                break
+            source = requests[last]
+            until = min(len(whole), self._full_tokens(source))
+            if until > known:
+                whole[known:until] = self._expand(session.namespace, source.blocks, known, until)
+                known = until
+            if known == len(whole):
+                break
+        if known < len(whole):
+            self._end(whole, known, session, [source, request])
         return Content(whole[: request.input_tokens], whole[request.input_tokens :])
+
+    def _end(self, whole: Int32Array, known: int, session: Session, sources: list[TraceRequest]) -> None:
+        """Tokens behind the last full block of a chain of prompts: its partial block, then what is the source's own."""
+        for source in sources:
+            covered = self._covered(source)
+            until = min(len(whole), covered)
+            if until > known:
+                whole[known:until] = self._expand(session.namespace, source.blocks, known, until)
+                known = until
+            until = min(len(whole), source.input_tokens + source.output_tokens)
+            if until > known:
+                first = self._own[session.id, source.index] - covered
+                whole[known:until] = np.arange(first + known, first + until, dtype=np.int32)
+                known = until
 
     def _covered(self, request: TraceRequest) -> int:
         return min(len(request.blocks) * self._block_size, request.input_tokens)
+
+    def _full_tokens(self, request: TraceRequest) -> int:
+        """Prompt tokens in full blocks that have an id."""
+        return min(len(request.blocks), request.input_tokens // self._block_size) * self._block_size
 
     def _extends(self, request: TraceRequest, follower: TraceRequest) -> bool:
         """Whether the next prompt goes on where this one and its answer end: it has all its full blocks, and more."""
@@ -79,13 +100,15 @@ class TokenSpace:
         longer = follower.input_tokens > request.input_tokens
         return longer and common_blocks(request.blocks[:full], follower.blocks[:full]) == full
 
-    def _expand(self, namespace: str, blocks: Blocks, n_tokens: int) -> Int32Array:
-        ids, first = self._dense[namespace]
+    def _expand(self, namespace: str, blocks: Blocks, start: int, end: int) -> Int32Array:
+        """Tokens [start, end) of a prompt with these blocks."""
+        ids, first_block = self._dense[namespace]
         size = self._block_size
-        numbers = np.asarray(np.searchsorted(ids, blocks[: -(-n_tokens // size)]) + first, np.int32)
+        first = start // size
+        numbers = np.asarray(np.searchsorted(ids, blocks[first : -(-end // size)]) + first_block, np.int32)
         offsets = np.arange(size, dtype=np.int32)
         tokens: Int32Array = np.add(numbers[:, None] * np.int32(size), offsets, dtype=np.int32)
-        return tokens.reshape(-1)[:n_tokens]
+        return tokens.reshape(-1)[start - first * size : end - first * size]
 
 
 def _unique(blocks: list[Blocks]) -> Blocks:

@@ -10,12 +10,24 @@ from twinpool.errors import ConfigError
 from twinpool.replay.trace import Session, Trace
 
 
+def parents(trace: Trace) -> dict[str, str | None]:
+    """Id of every session to that of the one it starts after; None: it starts by itself.
+
+    A parent that was left out of the trace, or stands behind the session there, is none.
+    """
+    found: dict[str, str | None] = {}
+    for session in trace.sessions:
+        found[session.id] = session.parent if session.parent in found else None
+    return found
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrival:
-    """A request that arrives now. warm_up: it only fills the cache and counts in no report."""
+    """A request that arrives at due_s (virtual seconds). warm_up: it only fills the cache and counts in no report."""
 
     session: Session
     index: int
+    due_s: float
     warm_up: bool = False
 
 
@@ -41,8 +53,8 @@ class Traffic:
     def finished(self, arrival: Arrival, now_s: float) -> None:
         """An answer is complete (or its request was refused); a closed loop goes on from here."""
 
-    def _push(self, when_s: float, arrival: Arrival) -> None:
-        heapq.heappush(self._heap, (when_s, self._pushed, arrival))
+    def _push(self, arrival: Arrival) -> None:
+        heapq.heappush(self._heap, (arrival.due_s, self._pushed, arrival))
         self._pushed += 1
 
 
@@ -51,18 +63,18 @@ class OpenTraffic(Traffic):
 
     def __init__(self, trace: Trace, *, speed: float) -> None:
         super().__init__()
-        if trace.clock == "session" and len({session.namespace for session in trace.sessions}) > 1:
+        if trace.clock == "session" and sum(parent is None for parent in parents(trace).values()) > 1:
             raise ConfigError(
                 f"{trace.name}: every session has a clock of its own, so there are no arrival times to replay; use "
                 "--sessions N (closed loop)."
             )
         arrivals = [
-            (request.arrival_s / speed, Arrival(session, request.index))
+            Arrival(session, request.index, request.arrival_s / speed)
             for session in trace.sessions
             for request in session.requests
         ]
-        for when_s, arrival in sorted(arrivals, key=lambda one: one[0]):
-            self._push(when_s, arrival)
+        for arrival in sorted(arrivals, key=lambda one: one.due_s):
+            self._push(arrival)
 
 
 @dataclass(slots=True)
@@ -93,11 +105,13 @@ class ClosedTraffic(Traffic):
         default_think_s: float = 0.0,
     ) -> None:
         super().__init__()
-        roots = [session for session in trace.sessions if session.parent is None]
+        parent_of = parents(trace)
+        roots = [session for session in trace.sessions if parent_of[session.id] is None]
         self._children: dict[str, list[Session]] = {}
         for session in trace.sessions:
-            if session.parent is not None:
-                self._children.setdefault(session.parent, []).append(session)
+            parent = parent_of[session.id]
+            if parent is not None:
+                self._children.setdefault(parent, []).append(session)
         generator = random.Random(seed)
         generator.shuffle(roots)
         self._roots = roots[::-1]
@@ -117,9 +131,9 @@ class ClosedTraffic(Traffic):
         for after, delay_s, child in [one for one in tree.waiting if one[2].parent == session.id and one[0] <= index]:
             tree.waiting.remove((after, delay_s, child))
             self._tree_of[child.id] = self._tree_of[session.id]
-            self._push(now_s + delay_s, Arrival(child, 0))
+            self._push(Arrival(child, 0, now_s + delay_s))
         if index + 1 < len(session.requests):
-            self._push(now_s + self._think(session, index + 1), Arrival(session, index + 1))
+            self._push(Arrival(session, index + 1, now_s + self._think(session, index + 1)))
             return
         tree.members -= 1
         if tree.members == 0:
@@ -127,7 +141,7 @@ class ClosedTraffic(Traffic):
             self._start_next(now_s, first=0)
 
     def _start_next(self, now_s: float, *, first: int) -> None:
-        """The next tree of the trace, from a request of its root on."""
+        """The next tree of the trace, from a request of its root on; the one before that goes ahead as warm-up."""
         if not self._roots:
             return
         root = self._roots.pop()
@@ -137,7 +151,7 @@ class ClosedTraffic(Traffic):
         self._plan_children(root, tree, first)
         tree.members += len(tree.waiting)
         self.peak_alive = max(self.peak_alive, len(self._trees))
-        self._push(now_s, Arrival(root, first, warm_up=first > 0))
+        self._push(Arrival(root, max(0, first - 1), now_s, warm_up=first > 0))
 
     def _plan_children(self, parent: Session, tree: _Tree, first: int) -> None:
         """Sub-agents, and theirs, that start after a request from `first` on."""

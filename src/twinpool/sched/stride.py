@@ -27,12 +27,14 @@ def stride(book: Book, horizon: Horizon) -> int:
         return 1  # each step tries to admit
     steps = min(sequence.remaining_outputs for sequence in running)
     if shape.track_slots:
-        steps = min(steps, _checkpoint_limit(running, track_tokens=shape.track_tokens, lazy=shape.is_lazy))
+        steps = min(steps, _checkpoint_limit(book, running))
     if steps > 1:
         steps = min(steps, horizon([sequence.planned for sequence in running]))
     room_pages = book.pages.available + book.tree.evictable_pages
     while steps > 1 and pages_for(running, steps, shape.page_size) > room_pages:
         steps //= 2
+    if steps > 1 and _evicts_both(book, running, steps):
+        return 1
     return max(steps, 1)
 
 
@@ -46,8 +48,26 @@ def _steady(sequence: Sequence) -> bool:
     return sequence.wants_decode and not sequence.request.end_tokens
 
 
-def _checkpoint_limit(running: list[Sequence], *, track_tokens: int, lazy: bool) -> int:
-    """One checkpoint a request at most; the lazy strategy's second slot lives for one step, so there it must be the last."""
-    if not lazy:
-        return track_tokens
-    return min(track_tokens - sequence.planned % track_tokens for sequence in running)
+def _checkpoint_limit(book: Book, running: list[Sequence]) -> int:
+    """Steps until a checkpoint would find other slots than when steps are planned one by one.
+
+    One checkpoint a request at most; the lazy strategy's second slot lives for one step, so there it must be the last. With overlap
+    a checkpoint in flight holds its slot until the next plan but one, so that plan takes no further one of the same request (lazy:
+    of any request, since its second slot comes free for all).
+    """
+    track_tokens, lazy = book.shape.track_tokens, book.shape.is_lazy
+    in_flight = {row.rid for rows in book.in_flight.values() for row, _ in rows if row.checkpoint_at is not None}
+    limit = track_tokens - 1 if book.shape.overlap and not lazy else track_tokens
+    for sequence in running:
+        until = track_tokens - sequence.planned % track_tokens
+        if sequence.request.rid in in_flight or (lazy and in_flight):
+            limit = min(limit, until - 1)
+        elif lazy:
+            limit = min(limit, until)
+    return limit
+
+
+def _evicts_both(book: Book, running: list[Sequence], steps: int) -> bool:
+    """Whether these steps may evict KV and states: what goes then depends on the order, which one plan would change."""
+    growing = sum(len(sequence.tracks) < book.shape.track_slots for sequence in running)
+    return growing > book.slots.available and pages_for(running, steps, book.shape.page_size) > book.pages.available
