@@ -22,6 +22,7 @@ from twinpool.config.flags import flag_rows
 from twinpool.config.refused import refusals
 from twinpool.metrics import CATALOGUE, USUAL_LABELS
 from twinpool.plan.options import GROUPS as PLAN_GROUPS
+from twinpool.replay.options import ReplayOutputOptions, TimeOptions, TrafficOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTE = "<!-- Written by tools/docs.py (make docs); edit the code it is made from, not this page. -->"
@@ -33,15 +34,22 @@ def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> list[str]:
 
 
 def flags_page() -> str:
-    """Every flag of serve and plan by group, and every refused flag and value with its reason."""
+    """Every flag of serve, plan and replay by group, and every refused flag and value with its reason."""
     lines = [NOTE, "# Flags", "", "## `twinpool serve`", ""]
     lines += ["`LLM(...)` takes the same names as keywords: `--page-size 16` is `page_size=16`.", ""]
     lines += _flag_tables(flag_rows())
     lines += ["## `twinpool plan`", "", "How they go together: [plan.md](plan.md).", ""]
     lines += _flag_tables(command_line.rows_of(PLAN_GROUPS))
-    lines += ["### Flags of a launch line", ""]
     lines += [
-        "A plan also reads the flags of `twinpool serve` above, and these, which other engines have or where they "
+        "## `twinpool replay`",
+        "",
+        "What they do together: [replay.md](replay.md). The machine is described by the flags of ",
+    ]
+    lines[-1] += "`twinpool plan` above, under *Machine and model*, and the launch line by those below."
+    lines += ["", *_flag_tables(command_line.rows_of([ReplayOutputOptions, TrafficOptions, TimeOptions]))]
+    lines += ["## Flags of a launch line", ""]
+    lines += [
+        "A plan or a replay also reads the flags of `twinpool serve` above, and these, which other engines have or where they "
     ]
     lines[-1] += "allow more. A flag that changes no memory is named in the report; nothing is ignored in silence."
     lines += ["", *_rows_table(_launch_rows())]

@@ -18,11 +18,20 @@ LAUNCH = [
     "--enable-metrics",
 ]  # fmt: skip
 
+REPLAY = [
+    "replay", str(HERE / "replay_trace.jsonl"), "Qwen3.5-35B-A3B", "--gpu", "H200", "--tp-size", "2", "--page-size", "64",
+    "--pool-memory", "700MiB",
+]  # fmt: skip
+
 CASES: dict[str, list[str]] = {
     "help.txt": ["--help"],
     "serve_help.txt": ["serve", "--help"],
     "plan_help.txt": ["plan", "--help"],
     "trace_help.txt": ["trace", "--help"],
+    "replay_help.txt": ["replay", "--help"],
+    "replay_small.txt": REPLAY,
+    "replay_small.json": [*REPLAY, "--json", "--records", "--limit", "2", "--arrival", "closed", "--sessions", "2"],
+    "replay_count.txt": [*REPLAY, "--arrival", "count", "--no-bounds"],
     "plan_models.txt": ["plan", "--list-models"],
     "plan_devices.txt": ["plan", "--list-gpus"],
     "plan_h100.txt": MODEL,

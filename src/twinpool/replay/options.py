@@ -60,11 +60,13 @@ class ReplayOutputOptions:
     """Output"""
 
     json: Annotated[bool, Flag("Print JSON (docs/replay.md) instead of tables.")] = False
+    records: Annotated[bool, Flag("With --json, also one object a request.")] = False
     html: Annotated[str | None, Flag("Write a page with plots to this file; it needs no network.", metavar="FILE")] = (
         None
     )
     chrome_trace: Annotated[
-        str | None, Flag("Write requests and steps for chrome://tracing or Perfetto to this file.", metavar="FILE")
+        str | None,
+        Flag("Write requests and pools over time for chrome://tracing or Perfetto to this file.", metavar="FILE"),
     ] = None
     no_bounds: Annotated[bool, Flag("Leave out the upper bounds (infinite cache, clairvoyant eviction).")] = False
     launch: Annotated[str | None, Flag("A file with the launch line; or put the line after --.", metavar="FILE")] = None

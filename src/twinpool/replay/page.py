@@ -1,0 +1,119 @@
+"""A replay as a page: both pools, requests and reuse over time, and the tables of the report; it loads nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from twinpool.replay import report
+from twinpool.replay.outcome import Outcome, pressure
+from twinpool.replay.record import PoolSample, RequestRecord
+from twinpool.reports.chart import Chart, Series
+from twinpool.reports.html import Section, html_page
+from twinpool.request import REUSE_GAPS
+
+MOST_POINTS = 400
+REUSE_BINS = 60
+_TIME = "virtual seconds"
+_T = TypeVar("_T")
+
+
+def replay_page(outcome: Outcome) -> str:
+    """One HTML file that needs no network."""
+    return html_page(report.title(outcome), (*_head(outcome), *_middle(outcome), *_trace(outcome)))
+
+
+def _head(outcome: Outcome) -> tuple[Section, ...]:
+    return (
+        Section("Set-up", paragraphs=report.setup_lines(outcome)),
+        Section("The tighter pool", paragraphs=pressure(outcome).sentences),
+        _reuse(outcome),
+    )
+
+
+def _reuse(outcome: Outcome) -> Section:
+    if not outcome.reuse_known:
+        return Section("Reuse", paragraphs=(report.UNKNOWN_REUSE,))
+    charts = (reuse_chart(outcome.result.records),)
+    return Section(
+        "Reuse", paragraphs=report.bound_notes(outcome), tables=(report.reuse_table(outcome),), charts=charts
+    )
+
+
+def _middle(outcome: Outcome) -> tuple[Section, ...]:
+    samples, setup = thinned(outcome.result.samples, MOST_POINTS), outcome.result.setup
+    times = Section("Times", paragraphs=(report.NO_TIMES,))
+    if outcome.timed:
+        said = (report.times_heading(outcome) + ".", report.throughput(outcome.result.times))
+        times = Section("Times", paragraphs=said, tables=(report.times_table(outcome),))
+    return (
+        Section("Pools", tables=(report.pools_table(outcome),), charts=pool_charts(samples, setup.page_size)),
+        Section("Requests", paragraphs=(report.concurrency(outcome),), charts=(requests_chart(samples),)),
+        times,
+        Section("Counts", tables=(report.counts_table(outcome),), paragraphs=report.refused_lines(outcome)),
+    )
+
+
+def _trace(outcome: Outcome) -> tuple[Section, ...]:
+    lines = report.trace_lines(outcome)
+    return (Section("Trace", paragraphs=lines),) if lines else ()
+
+
+def thinned(values: Sequence[_T], most: int) -> tuple[_T, ...]:
+    """At most `most` (2 or more) of the values at even distances, with the first and the last."""
+    if len(values) <= most:
+        return tuple(values)
+    return tuple(values[round(place * (len(values) - 1) / (most - 1))] for place in range(most))
+
+
+def pool_charts(samples: Sequence[PoolSample], page_size: int) -> tuple[Chart, Chart]:
+    """Slots, and KV in tokens, by owner over time."""
+    slots: dict[str, Callable[[PoolSample], float]] = {
+        "working": lambda one: one.slots_held, "protected": lambda one: one.slots_protected,
+        "evictable": lambda one: one.slots_evictable, "free": lambda one: one.slots_free,
+    }  # fmt: skip
+    tokens: dict[str, Callable[[PoolSample], float]] = {
+        "working": lambda one: one.pages_held * page_size, "protected": lambda one: one.pages_protected * page_size,
+        "evictable": lambda one: one.pages_evictable * page_size, "free": lambda one: one.pages_free * page_size,
+    }  # fmt: skip
+    return (
+        Chart("State pool", _TIME, "slots", series=_over_time(samples, slots)),
+        Chart("KV pool", _TIME, "tokens", series=_over_time(samples, tokens)),
+    )
+
+
+def requests_chart(samples: Sequence[PoolSample]) -> Chart:
+    """Running and waiting requests over time."""
+    counts: dict[str, Callable[[PoolSample], float]] = {
+        "running": lambda one: one.running,
+        "waiting": lambda one: one.waiting,
+    }
+    return Chart("Running and waiting requests", _TIME, "requests", series=_over_time(samples, counts))
+
+
+def _over_time(samples: Sequence[PoolSample], values: dict[str, Callable[[PoolSample], float]]) -> tuple[Series, ...]:
+    xs = tuple(one.now_s for one in samples)
+    return tuple(Series(name, xs, tuple(value(one) for one in samples), step=True) for name, value in values.items())
+
+
+def reuse_chart(records: Sequence[RequestRecord]) -> Chart:
+    """Prompt tokens by what became of them, as shares of the prompts that were first scheduled in each part of the run."""
+    served = [one for one in records if one.scheduled_s is not None and not one.warm_up and not one.refusal]
+    scheduled = [one.scheduled_s for one in served if one.scheduled_s is not None]
+    start_s, end_s = min(scheduled, default=0.0), max(scheduled, default=0.0)
+    width_s = (end_s - start_s) / REUSE_BINS or 1.0
+    names = ("reused", *REUSE_GAPS)
+    tokens = {name: [0] * REUSE_BINS for name in names}
+    prompts = [0] * REUSE_BINS
+    for one, when_s in zip(served, scheduled, strict=True):
+        place = min(REUSE_BINS - 1, math.floor((when_s - start_s) / width_s))
+        prompts[place] += one.input_tokens
+        for name, count in (("reused", one.reused), *one.gaps):
+            tokens[name][place] += count
+    xs = tuple(start_s + (place + 0.5) * width_s for place in range(REUSE_BINS))
+    series = tuple(
+        Series(name, xs, tuple(100 * part / whole if whole else None for part, whole in zip(tokens[name], prompts, strict=True)))
+        for name in names
+    )  # fmt: skip
+    return Chart("Prompt tokens over time, by reason", _TIME, "% of prompt tokens", series=series)
