@@ -28,13 +28,13 @@ def run(argv: Sequence[str]) -> int:
     Raises ConfigError or ModelError for bad input (exit 2), MemoryRefusal where the engine would refuse to start (exit 3).
     """
     if argv and argv[0] == "sweep":
-        from twinpool.replay import sweep_cli
+        from twinpool.replay.sweep_cli import run as run_sweep
 
-        return sweep_cli.run(argv[1:])
+        return run_sweep(argv[1:])
     if argv and argv[0] == "calibrate":
-        from twinpool.replay import calibrate
+        from twinpool.replay.calibrate import run as run_calibrate
 
-        return calibrate.run(argv[1:])
+        return run_calibrate(argv[1:])
     return _replay(read_replay(argv, usage=USAGE))
 
 

@@ -142,6 +142,14 @@ def test_mistakes_are_one_sentence(
     assert said in err
 
 
+@pytest.mark.parametrize(("verb", "module"), [("sweep", "sweep_cli"), ("calibrate", "calibrate")])
+def test_other_verbs_get_their_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str, module: str
+) -> None:
+    monkeypatch.setattr(f"twinpool.replay.{module}.run", lambda argv: print(*argv) or 0)
+    assert run(monkeypatch, capsys, verb, "a", "--b") == (0, "a --b\n", "")
+
+
 def test_no_torch_is_loaded() -> None:
     words = [str(DATA / "mooncake.jsonl"), *MACHINE]
     code = (
