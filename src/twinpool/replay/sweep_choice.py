@@ -1,0 +1,105 @@
+"""A sweep cut into lines along its axis, and the setting to choose out of all of them with its margins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twinpool.config.field import Value
+from twinpool.replay.cliff import Reading, Shape, shape_of
+from twinpool.replay.sweep import Measured, Row, Sweep
+
+TIE = 0.005  # shares of the best reuse that are as good as the best: other things decide
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """Rows that differ only along the sweep's axis, by x. others: (axis name, value) that they have in common."""
+
+    others: tuple[tuple[str, Value], ...]
+    xs: tuple[float, ...]
+    rows: tuple[Row, ...]
+    shape: Shape
+
+    @property
+    def measured(self) -> tuple[Measured, ...]:
+        """Of its rows."""
+        return tuple(row.measured for row in self.rows if row.measured is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The recommended row; x: its place on the axis; below, above: from there to the plateau's edge beside the cliff, in units of
+    the axis (None: no axis, or no cliff on that side).
+    """
+
+    row: Row
+    x: float | None = None
+    below: float | None = None
+    above: float | None = None
+
+
+def lines_of(sweep: Sweep) -> tuple[Line, ...]:
+    """In the order of the grid; none without a numeric axis or a measured row."""
+    if sweep.over is None:
+        return ()
+    groups: dict[tuple[tuple[str, Value], ...], list[tuple[float, Row]]] = {}
+    for row in sweep.measured:
+        groups.setdefault(_others(row, sweep.over.name), []).append((_x(row, sweep.over.name), row))
+    found = []
+    for others, pairs in groups.items():
+        pairs.sort(key=lambda pair: pair[0])
+        shape = shape_of([_reading(x, row.measured) for x, row in pairs if row.measured is not None])
+        found.append(
+            Line(others=others, xs=tuple(x for x, _ in pairs), rows=tuple(row for _, row in pairs), shape=shape)
+        )
+    return tuple(found)
+
+
+def _others(row: Row, over: str) -> tuple[tuple[str, Value], ...]:
+    return tuple((name, value) for name, value in row.point.values if name != over)
+
+
+def _x(row: Row, over: str) -> float:
+    value = dict(row.point.values)[over]
+    assert isinstance(value, int | float)
+    return float(value)
+
+
+def _reading(x: float, measured: Measured) -> Reading:
+    return Reading(
+        x=x, reuse=measured.token_share, state_evicted=measured.gap("state_evicted"), kv_evicted=measured.gap("kv_evicted"),
+        slots_free=measured.slots_free, pages_free=measured.pages_free,
+    )  # fmt: skip
+
+
+def choice_of(sweep: Sweep) -> Choice | None:
+    """The most reuse; among those within TIE of it the shortest median time to first token, then the most output tokens a second,
+    then the widest margin. None if nothing has run.
+    """
+    choices = _choices(sweep)
+    if not choices:
+        return None
+    best = max(_measured(choice).token_share for choice in choices)
+    return min((choice for choice in choices if _measured(choice).token_share >= (1 - TIE) * best), key=_rank)
+
+
+def _choices(sweep: Sweep) -> list[Choice]:
+    if sweep.over is None:
+        return [Choice(row=row) for row in sweep.measured]
+    found = []
+    for line in lines_of(sweep):
+        for x, row in zip(line.xs, line.rows, strict=True):
+            below, above = line.shape.margins(x)
+            found.append(Choice(row=row, x=x, below=below, above=above))
+    return found
+
+
+def _measured(choice: Choice) -> Measured:
+    assert choice.row.measured is not None
+    return choice.row.measured
+
+
+def _rank(choice: Choice) -> tuple[float, float, float]:
+    measured = _measured(choice)
+    margins = [margin for margin in (choice.below, choice.above) if margin is not None]
+    return (measured.ttft_p50_s or 0.0, -measured.output_tokens_per_s, -min(margins, default=float("inf")))

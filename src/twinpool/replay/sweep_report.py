@@ -1,0 +1,256 @@
+"""A sweep for people and programs: table, cliffs and recommendation as text, as a page with plots, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from twinpool.plan.outcome import launch_flags
+from twinpool.replay.cliff import HELD, Cliff
+from twinpool.replay.sweep import Measured, Row, Sweep, label_of, value_text, values_text
+from twinpool.replay.sweep_choice import Choice, Line, choice_of, lines_of
+from twinpool.replay.sweep_store import measured_object
+from twinpool.reports.chart import Chart, Mark, Series
+from twinpool.reports.html import Section, html_page
+from twinpool.reports.jsonio import json_text
+from twinpool.reports.terminal import chart_text
+from twinpool.tables import Table
+from twinpool.units import format_bytes
+
+SCHEMA = "twinpool-replay-sweep/1"
+_POOL = {"states": "state slots", "KV": "KV"}
+
+
+def sweep_text(sweep: Sweep) -> str:
+    """Heading, table, refused points, plot of reuse, cliffs, what to choose and the flags to paste."""
+    choice = choice_of(sweep)
+    parts = [_heading(sweep), _table(sweep, choice).text if sweep.measured else "No point has run."]
+    parts += ["Refused by the engine:\n" + refused.text] if (refused := _refused(sweep)).rows else []
+    parts += [chart_text(chart) for chart in charts(sweep)[:1]]
+    parts += ["\n".join(_findings(sweep, choice))]
+    if choice is not None:
+        parts.append("\n  ".join([_flags_head(sweep), *flags_of(choice, sweep)]))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def sweep_page(sweep: Sweep) -> str:
+    """One HTML file that needs no network."""
+    choice = choice_of(sweep)
+    tables = [_table(sweep, choice)] if sweep.measured else []
+    refused = _refused(sweep)
+    sections = [
+        Section("What was found", paragraphs=[_heading(sweep), *_findings(sweep, choice)]),
+        Section("Plots", charts=charts(sweep)),
+        Section("Points", tables=tables),
+    ]
+    if choice is not None:
+        sections.insert(1, Section("Flags", paragraphs=[_flags_head(sweep), " ".join(flags_of(choice, sweep))]))
+    if refused.rows:
+        sections.append(Section("Refused by the engine", tables=[refused]))
+    return html_page(f"{sweep.model} on {sweep.machine}: {sweep.trace} over {_axes(sweep)}", sections)
+
+
+def sweep_json(sweep: Sweep) -> str:
+    """The document, schema twinpool-replay-sweep/1 (docs/replay.md). Equal sweeps are equal bytes."""
+    choice = choice_of(sweep)
+    document = {
+        "schema": SCHEMA, "trace": sweep.trace, "model": sweep.model, "machine": sweep.machine, "arrival": sweep.arrival,
+        "calibration": sweep.calibration, "over": sweep.over.name if sweep.over else None, "notes": sweep.notes,
+        "points": [_point_object(row) for row in sweep.rows],
+        "lines": [{"others": dict(line.others), "shape": line.shape} for line in lines_of(sweep)],
+        "recommended": None if choice is None else _choice_object(choice, sweep),
+    }  # fmt: skip
+    return json_text(document)
+
+
+def _point_object(row: Row) -> dict[str, object]:
+    return {
+        "values": dict(row.point.values), "refusal": row.refusal or None,
+        "measured": None if row.measured is None else measured_object(row.measured),
+    }  # fmt: skip
+
+
+def _choice_object(choice: Choice, sweep: Sweep) -> dict[str, object]:
+    return {
+        "values": dict(choice.row.point.values), "margin_below": choice.below, "margin_above": choice.above,
+        "launch_flags": flags_of(choice, sweep),
+    }  # fmt: skip
+
+
+def flags_of(choice: Choice, sweep: Sweep) -> tuple[str, ...]:
+    """The launch line's flags of the recommended point. --pool-memory stands for no fraction that one could paste."""
+    sizing = choice.row.point.sizing
+    assert sizing is not None
+    if sweep.pool_bytes is not None:
+        sizing = replace(sizing, flags=replace(sizing.flags, given=sizing.flags.given - {"mem_fraction_static"}))
+    return launch_flags(sizing, None)
+
+
+def _flags_head(sweep: Sweep) -> str:
+    if sweep.pool_bytes is None:
+        return "Flags to paste:"
+    return f"Flags to paste (beside a --mem-fraction-static that leaves the pools {format_bytes(sweep.pool_bytes)}):"
+
+
+def _heading(sweep: Sweep) -> str:
+    ran, refused = len(sweep.measured), sum(bool(row.refusal) for row in sweep.rows)
+    left = f", {sweep.waiting} not run" if sweep.waiting else ""
+    return (
+        f"{sweep.trace} on {sweep.model}, {sweep.machine}: {_axes(sweep)}. {ran} points run, {refused} refused{left}. "
+        f"Arrivals: {sweep.arrival}. Times are modelled (calibration: {sweep.calibration}); counts are not."
+    )
+
+
+def _axes(sweep: Sweep) -> str:
+    return ", ".join(label_of(name) for name, _ in sweep.rows[0].point.values)
+
+
+def _table(sweep: Sweep, choice: Choice | None) -> Table:
+    names = [name for name, _ in sweep.rows[0].point.values]
+    columns = [(head, text) for head, text in _COLUMNS if head not in names]
+    if not _timed(sweep):
+        columns = columns[: -len(_TIMES)]
+    head = [*map(label_of, names), *(head for head, _ in columns), ""]
+    rows = []
+    for row in sweep.measured:
+        assert row.measured is not None
+        cells = [value_text(name, value) for name, value in row.point.values]
+        mark = "recommended" if choice is not None and row is choice.row else ""
+        rows.append((*cells, *(text(row.measured) for _, text in columns), mark))
+    return Table(tuple(head), rows, right=range(len(head) - 1))
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+_Column = tuple[str, Callable[[Measured], str]]
+_TIMES: tuple[_Column, ...] = (
+    ("TTFT p50 s", lambda found: _seconds(found.ttft_p50_s)),
+    ("TTFT p99 s", lambda found: _seconds(found.ttft_p99_s)),
+    ("output tokens/s", lambda found: f"{found.output_tokens_per_s:,.0f}"),
+)
+_COLUMNS: tuple[_Column, ...] = (
+    ("slots", lambda found: f"{found.slots:,}"),
+    ("KV tokens", lambda found: f"{found.kv_tokens:,}"),
+    ("reuse", lambda found: _percent(found.token_share)),
+    ("infinite", lambda found: _percent(found.infinite_token_share)),
+    ("state evicted", lambda found: _percent(found.gap("state_evicted"))),
+    ("KV evicted", lambda found: _percent(found.gap("kv_evicted"))),
+    ("retracted", lambda found: f"{found.retractions:,}"),
+    ("refused", lambda found: f"{found.refused:,}"),
+    ("running", lambda found: f"{found.mean_running:.1f}"),
+    *_TIMES,
+)
+
+
+def _timed(sweep: Sweep) -> bool:
+    return any(
+        row.measured.duration_s > 0 for row in sweep.rows if row.measured is not None and sweep.arrival != "count"
+    )
+
+
+def _refused(sweep: Sweep) -> Table:
+    rows = [
+        (
+            values_text(row.point.values),
+            row.refusal,
+        )
+        for row in sweep.rows
+        if row.refusal
+    ]
+    return Table(("point", "why"), rows)
+
+
+def charts(sweep: Sweep) -> tuple[Chart, ...]:
+    """Reuse, time to first token and throughput over the axis, a series for each other combination; cliffs are marked."""
+    if sweep.over is None:
+        return ()
+    lines = lines_of(sweep)
+    label = label_of(sweep.over.name)
+    xs = [x for line in lines for x in line.xs]
+    log_x = bool(xs) and max(xs) > 5 * min(xs)
+    marks = tuple(mark for line in lines[:1] for mark in _marks(line))
+
+    def chart(title: str, unit: str, value: Callable[[Measured], float | None]) -> Chart:
+        series = tuple(Series(_name(line), line.xs, tuple(value(one) for one in line.measured)) for line in lines)
+        return Chart(title, label, unit, series=series, marks=marks, log_x=log_x)
+
+    found = [chart("Reuse", "% of prompt tokens", lambda one: 100 * one.token_share)]
+    if _timed(sweep):
+        found.append(chart("Time to first token, median (modelled)", "s", lambda one: one.ttft_p50_s))
+        found.append(chart("Throughput (modelled)", "output tokens/s", lambda one: one.output_tokens_per_s))
+    return tuple(found) if xs else ()
+
+
+def _name(line: Line) -> str:
+    return values_text(line.others) or "all"
+
+
+def _marks(line: Line) -> list[Mark]:
+    """The plateau's edges, of one line: more of them would hide the plot."""
+    return [
+        Mark(cliff.edge, f"{HELD:.0%} of the best")
+        for cliff in (line.shape.below, line.shape.above)
+        if cliff is not None
+    ]
+
+
+def _findings(sweep: Sweep, choice: Choice | None) -> list[str]:
+    """Sentences: cliffs of each line, the upper bound, the recommendation, what the trace's numbers leave out."""
+    found: list[str] = []
+    for line in lines_of(sweep):
+        found += _cliff_sentences(line, sweep)
+    shares = [row.measured.infinite_token_share for row in sweep.measured if row.measured is not None]
+    known = [share for share in shares if share is not None]
+    if known:
+        span = (
+            f"{min(known):.1%}"
+            if f"{min(known):.1%}" == f"{max(known):.1%}"
+            else f"{min(known):.1%} to {max(known):.1%}"
+        )
+        found.append(f"An infinite cache would reuse {span}.")
+    if choice is not None:
+        found.append(_recommendation(sweep, choice))
+    return [*found, *sweep.notes]
+
+
+def _cliff_sentences(line: Line, sweep: Sweep) -> Sequence[str]:
+    assert sweep.over is not None
+    name, shape = sweep.over.name, line.shape
+    where = f"{_name(line)}: " if line.others else ""
+    axis = label_of(name)
+
+    def at(x: float) -> str:
+        return value_text(name, int(x) if float(x).is_integer() else x)
+
+    def sentence(cliff: Cliff) -> str:
+        return (
+            f"{where}Reuse collapses {cliff.side} {axis} {at(cliff.edge)}, the last with {HELD:.0%} of the best "
+            f"({shape.best_reuse:.1%} at {at(shape.best_x)}): the steepest fall is from {cliff.inner_reuse:.1%} at {at(cliff.inner)} "
+            f"to {cliff.outer_reuse:.1%} at {at(cliff.outer)}; what runs out is {_POOL[cliff.pool]}."
+        )
+
+    found = [sentence(cliff) for cliff in (shape.below, shape.above) if cliff is not None]
+    return found or [
+        f"{where}No cliff from {at(shape.first)} to {at(shape.last)} {axis}: at least {HELD:.0%} of {shape.best_reuse:.1%}."
+    ]
+
+
+def _recommendation(sweep: Sweep, choice: Choice) -> str:
+    measured = choice.row.measured
+    assert measured is not None
+    values = values_text(choice.row.point.values)
+    text = f"Recommended: {values}, with {measured.token_share:.1%} reuse"
+    if sweep.over is None or choice.x is None:
+        return text + "."
+    axis = label_of(sweep.over.name)
+    sides = [
+        f"no cliff {side}" if margin is None else f"{margin:,.4g} {axis} ({margin / choice.x:.0%}) to the edge {side}"
+        for side, margin in (("below", choice.below), ("above", choice.above))
+    ]
+    return f"{text}; margin: {', '.join(sides)}."
