@@ -8,6 +8,7 @@ KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 
+_SIZE_LIMIT_BYTES = 1 << 63
 _SUFFIXES = {
     "": 1, "b": 1,
     "k": KIB, "kib": KIB, "kb": 1000,
@@ -33,11 +34,14 @@ def round_down(value: int, multiple: int) -> int:
 
 
 def parse_bytes(text: str) -> int:
-    """'4GiB', '512 MiB', '8g', '1.5GB' or '4096' in bytes. Raises ValueError that names the text."""
+    """'4GiB', '512 MiB', '8g', '1.5GB' or '4096' in bytes. Raises ValueError that says what was wrong."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     if found is None or found[2].lower() not in _SUFFIXES:
         raise ValueError(f"'{text}' is not a size: write a number with an optional unit, such as 4GiB or 512MiB")
-    return int(float(found[1]) * _SUFFIXES[found[2].lower()])
+    size_bytes = float(found[1]) * _SUFFIXES[found[2].lower()]
+    if size_bytes >= _SIZE_LIMIT_BYTES:
+        raise ValueError("a size must be below 2**63 bytes")
+    return int(size_bytes)
 
 
 def to_gib(size_bytes: int | float) -> float:

@@ -48,5 +48,5 @@ def main() -> None:
     try:
         sys.exit(run(sys.argv[1:]))
     except TwinpoolError as error:
-        print(f"twinpool: error: {error}", file=sys.stderr)
+        print(f"twinpool: error: {' '.join(str(error).splitlines())}", file=sys.stderr)  # a name may hold a line break
         sys.exit(error.exit_code)

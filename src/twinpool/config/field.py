@@ -13,6 +13,7 @@ from twinpool.errors import ConfigError
 from twinpool.units import format_bytes, parse_bytes
 
 Value = str | int | float | bool | None
+_INTEGER_LIMIT = 1 << 63  # beyond it neither engines nor floats hold the number
 _TYPE_NAMES = {int: "int", float: "float", str: "text", bool: "switch"}
 
 
@@ -110,10 +111,8 @@ class Option:
         flag = self.flag
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{self.name} must be a finite number, got {value}.")
-        if flag.minus_one:
-            if value != -1 and value < 1:
-                raise ConfigError(f"{self.name} must be -1 ({flag.minus_one}) or a positive integer, got {value}.")
-            return
+        if flag.minus_one and value != -1 and value < 1:
+            raise ConfigError(f"{self.name} must be -1 ({flag.minus_one}) or a positive integer, got {value}.")
         rules = (
             (flag.at_least is None or value >= flag.at_least, "at least", flag.at_least),
             (flag.at_most is None or value <= flag.at_most, "at most", flag.at_most),
@@ -124,6 +123,8 @@ class Option:
                 raise ConfigError(
                     f"{self.name} must be {words} {_plain(limit)}, got {format_bytes(value) if flag.size else value}."
                 )
+        if isinstance(value, int) and abs(value) >= _INTEGER_LIMIT:
+            raise ConfigError(f"{self.name} must be below 2**63, got a number of {value.bit_length()} bits.")
 
 
 def _plain(limit: float | None) -> str:

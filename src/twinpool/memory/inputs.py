@@ -7,6 +7,7 @@ from twinpool.config.resolve import Resolved
 from twinpool.errors import ConfigError
 from twinpool.memory.ledger import MemoryRequest
 from twinpool.models.spec import ModelSpec
+from twinpool.units import count
 
 
 def memory_request(
@@ -28,6 +29,10 @@ def memory_request(
     """
     tp, pp, dcp = attention_ranks(tp=resolved.tp_size, dp=resolved.dp_size), resolved.pp_size, resolved.dcp_size
     spec.check_tp(tp)
+    if tp % dcp:
+        raise ConfigError(
+            f"--dcp-size {dcp} does not divide the {count(tp, 'tensor-parallel rank')} of a worker, which share its KV."
+        )
     kv_dtype, drafts = resolved.kv_cache_dtype, resolved.speculative_num_draft_tokens
     kv_bytes = spec.stage_kv_bytes_per_token(pp=pp, kv_dtype=kv_dtype, tp=tp, dcp=dcp)
     if drafts:

@@ -14,6 +14,7 @@ ITEM_BYTES = {
     "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1,
 }  # fmt: skip
 FP4_DTYPES = ("fp4_e2m1", "nvfp4")
+_MOST_LAYERS, _MOST = 1 << 12, 1 << 48  # beyond any model; layers are made one by one
 KV_DTYPES = ("float32", "bfloat16", "float16", "fp8_e4m3", "fp8_e5m2", "mxfp8", *FP4_DTYPES)
 
 
@@ -110,7 +111,7 @@ class ConfigReader:
     values: Mapping[str, Any]
 
     def integer(self, key: str, *, default: int | None = None, least: int = 1) -> int:
-        """An int >= least. Raises ModelError naming key and value."""
+        """An int >= least, and no larger than a model can have. Raises ModelError naming key and value."""
         value = self.values.get(key)
         if value is None:
             value = default
@@ -118,6 +119,9 @@ class ConfigReader:
             raise ModelError(f"config.json has no '{key}', which this architecture needs.")
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ModelError(f"config.json says {key}={value!r}; it must be a whole number of at least {least}.")
+        most = _MOST_LAYERS if key.endswith("_layers") else _MOST
+        if value > most:
+            raise ModelError(f"config.json says {key} is above {most:,}; it must be a number that a model can have.")
         return value
 
     def number(self, key: str) -> float:

@@ -14,7 +14,7 @@ from twinpool.config.field import Option, options_of
 from twinpool.config.launch import LaunchLine, deployment_from, read_launch, split_words
 from twinpool.config.options import ServerOptions
 from twinpool.errors import ConfigError
-from twinpool.plan.options import GROUPS, PlanOptions
+from twinpool.plan.options import GROUPS, MachineOptions, PlanOptions, SweepOptions
 
 PROG = "twinpool plan"
 
@@ -51,7 +51,9 @@ def read_command(argv: Sequence[str], *, usage: str) -> Command:
         (*plan_options, *line_options), own, prog=PROG, help_text=lambda: help_text(usage)
     )
     options = PlanOptions(**chosen(values, plan_options))
-    return command_of(options, chosen(values, line_options), models=words, launch_words=launch_words, sweep=sweep)
+    command = command_of(options, chosen(values, line_options), models=words, launch_words=launch_words, sweep=sweep)
+    _refuse_unused(command)
+    return command
 
 
 def command_of(
@@ -69,6 +71,31 @@ def command_of(
         sweep=sweep, options=options, flags=deployment_from(direct) if line.vllm else line.deployment, line=line, model=model,
         engine=options.engine or line.engine or ("twinpool" if (options.gpu or "").lower() == "cpu" else "sglang"),
     )  # fmt: skip
+
+
+def _refuse_unused(command: Command) -> None:
+    """Raise ConfigError for a flag that would be ignored in silence."""
+    options = command.options
+    if not command.sweep and (name := _given(options, SweepOptions)):
+        raise ConfigError(
+            f"{name} is a flag of twinpool plan sweep: put the word sweep before the model, or leave it out."
+        )
+    if options.activations is not None and command.engine != "vllm":
+        raise ConfigError(f"--activations is for --engine vllm: {command.engine} leaves them to --mem-fraction-static.")
+    if options.boot_log is None:
+        return
+    if command.sweep:
+        raise ConfigError(
+            "A sweep has no --boot-log: give MODEL, and the log's free memory as --pre-load-memory and --post-weights-memory."
+        )
+    machine = _given(replace(options, state_bytes_per_slot=None, kv_bytes_per_token=None), MachineOptions)
+    if machine:
+        raise ConfigError(f"{machine} contradicts --boot-log: the memory is what the log measured.")
+
+
+def _given(options: PlanOptions, group: type) -> str:
+    """The first flag of a group that is not at its default; empty for none."""
+    return next((known.name for known in options_of(group) if getattr(options, known.field) != known.default), "")
 
 
 def help_text(usage: str) -> str:
@@ -116,6 +143,10 @@ def _launch(options: PlanOptions, words: list[str]) -> LaunchLine:
 def _model(words: list[str], direct: Mapping[str, Any], line: LaunchLine) -> str | None:
     """The one model that is named: as a word, by --model-path, or in the launch line."""
     named = [*words, *([direct["model_path"]] if "model_path" in direct else [])]
+    if "" in named:
+        raise ConfigError(
+            "MODEL is empty, as a shell variable is that was never set: give a name, a folder or a hub id."
+        )
     if len(set(named)) > 1:
         raise ConfigError(f"There are {len(set(named))} models ({', '.join(dict.fromkeys(named))}); give one.")
     return named[0] if named else line.model

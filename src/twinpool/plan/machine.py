@@ -38,12 +38,18 @@ class Machine:
 def find_machine(model: PlannedModel, flags: Deployment, options: MachineOptions) -> Machine:
     """The rank that this model is planned on. Raises ConfigError or ModelError: what is missing, or what does not fit."""
     device = find_device(options.gpu) if options.gpu else None
+    _refuse_contradictions(options)
     if options.pool_memory is not None:
         return _pools_only(model, flags, options, device)
     pre_load = _pre_load_bytes(device, flags, options)
     ranks = flags.tp_size * flags.pp_size
     name = device.name if device else "the device"
     if options.post_weights_memory is not None:
+        if options.post_weights_memory > pre_load:
+            raise ConfigError(
+                f"--post-weights-memory {format_bytes(options.post_weights_memory)} is more than the "
+                f"{format_bytes(pre_load)} that were free before the weights."
+            )
         return Machine(
             name=name, device=device, ranks=ranks, pre_load_bytes=pre_load,
             available_bytes=options.post_weights_memory, weights=None, note="as given by --post-weights-memory",
@@ -59,6 +65,20 @@ def find_machine(model: PlannedModel, flags: Deployment, options: MachineOptions
         name=name, device=device, ranks=ranks, pre_load_bytes=pre_load, available_bytes=pre_load - charged,
         weights=weights, note=weights.note,
     )  # fmt: skip
+
+
+def _refuse_contradictions(options: MachineOptions) -> None:
+    """Raise ConfigError where two flags say the same amount of memory in two ways."""
+    if options.pool_memory is not None:
+        for name, size in (("pre-load", options.pre_load_memory), ("post-weights", options.post_weights_memory)):
+            if size is not None:
+                raise ConfigError(
+                    f"--pool-memory contradicts --{name}-memory: it is for both pools, whatever else is free."
+                )
+    if options.weights is not None and options.post_weights_memory is not None:
+        raise ConfigError(
+            "--weights contradicts --post-weights-memory: what is free after the weights is given already."
+        )
 
 
 def _what_would_fit(model: PlannedModel, flags: Deployment, options: MachineOptions, pre_load_bytes: int) -> str:

@@ -80,10 +80,12 @@ class SweepOptions:
     over: Annotated[Literal["slots", "ratio"], Flag("What is varied.")] = "slots"
     points: Annotated[int, Flag("Points of the sweep.", metavar="N", at_least=2, at_most=2000)] = 24
     sweep_from: Annotated[
-        float | None, Flag("First value.", name="--from", metavar="X", above=0, default_text="the least that serves")
+        float | None,
+        Flag("First value.", name="--from", metavar="X", above=0, at_most=1e15, default_text="the least that serves"),
     ] = None
     sweep_to: Annotated[
-        float | None, Flag("Last value.", name="--to", metavar="X", above=0, default_text="the most that serves")
+        float | None,
+        Flag("Last value.", name="--to", metavar="X", above=0, at_most=1e15, default_text="the most that serves"),
     ] = None
     html: Annotated[str | None, Flag("Write a page with plots to this file; it needs no network.", metavar="FILE")] = (
         None

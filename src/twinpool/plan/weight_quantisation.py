@@ -12,6 +12,7 @@ from twinpool.errors import ModelError
 from twinpool.models.shapes import item_bytes
 from twinpool.plan.weight_part import Part, text_config
 
+_MOST_BYTES = 8  # a weight of 64 bits
 _EVERY_MATRIX = re.compile(r"(?!.*lm_head)")  # quantisers leave the head alone unless they name it
 _PREFIXES = ("", "model.", "model.language_model.", "language_model.model.", "language_model.", "backbone.")
 _IGNORED_KEYS = ("ignore", "exclude_modules", "ignored_layers", "modules_to_not_convert")
@@ -98,8 +99,12 @@ def read_scheme(config: Mapping[str, Any], *, dtype: str, flag: str | None = Non
 def _read(quantised: Mapping[str, Any], plain_bytes: int) -> Scheme:
     try:
         ignored = [name for key in _IGNORED_KEYS for name in quantised.get(key) or ()]
-        return Scheme(plain_bytes, tuple(_rules(quantised)), _pattern(ignored) if ignored else None)
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError, re.error) as error:
+        rules = tuple(_rules(quantised))
+        for _, size in rules:
+            if not 0 < size <= _MOST_BYTES:
+                raise ValueError(f"weights of {size:g} bytes")
+        return Scheme(plain_bytes, rules, _pattern(ignored) if ignored else None)
+    except (ArithmeticError, AttributeError, KeyError, IndexError, TypeError, ValueError, re.error) as error:
         raise ModelError(
             f"config.json has a quantization_config that cannot be read ({error!r}); give --weights SIZE."
         ) from error

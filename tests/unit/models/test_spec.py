@@ -208,6 +208,13 @@ def test_the_nested_state_dtype_wins() -> None:
         ),
         (QWEN3_NEXT, {"num_key_value_heads": 3}, "num_attention_heads=16 and num_key_value_heads=3"),
         (QWEN3_NEXT, {"vocab_size": True}, "vocab_size=True"),
+        (QWEN3_NEXT, {"vocab_size": 10**400}, "vocab_size is above 281,474,976,710,656"),
+        (
+            LFM2,
+            {"num_hidden_layers": 10**9, "layer_types": None, "full_attn_idxs": []},
+            "num_hidden_layers is above 4,096",
+        ),
+        (QWEN3_NEXT, {"num_nextn_predict_layers": 10**18}, "num_nextn_predict_layers is above 4,096"),
         (QWEN3_NEXT, {"dtype": "int3"}, "dtype='int3'"),
         (QWEN3_NEXT, {"architectures": []}, r"architectures=\[\]"),
         (QWEN3_NEXT, {"layer_types": []}, "num_hidden_layers|0 layer_types"),

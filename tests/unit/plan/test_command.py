@@ -98,6 +98,16 @@ def test_a_draft_algorithm_may_find_its_tokens_in_the_launch_line() -> None:
         (["m", "--gpu"], "Argument --gpu: expected one argument"),
         (["m", "--runing", "3"], "--runing is not a flag of twinpool plan; did you mean --running"),
         (["m", "--engine", "trtllm"], "--engine trtllm is not one of sglang"),
+        ([""], "MODEL is empty"),
+        (["m", "--tp", "1" + "0" * 400], r"--tp-size must be below 2\*\*63, got a number of 1329 bits"),
+        (["m", "--max-queued-requests", "9" * 30], r"--max-queued-requests must be below 2\*\*63"),
+        (["m", "--weights", "9" * 400], r"--weights: a size must be below 2\*\*63 bytes"),
+        (["m", "--html", "page.html"], "--html is a flag of twinpool plan sweep"),
+        (["m", "--points", "5"], "--points is a flag of twinpool plan sweep"),
+        (["sweep", "m", "--to", "1e300"], r"--to must be at most 1e\+15"),
+        (["sweep", "--boot-log", "-"], "A sweep has no --boot-log"),
+        (["--gpu", "H100", "--boot-log", "-"], "--gpu contradicts --boot-log: the memory is what the log measured"),
+        (["m", "--activations", "1GiB"], "--activations is for --engine vllm"),
     ],
 )
 def test_a_contradiction_or_bad_value_is_one_sentence(argv: list[str], sentence: str) -> None:

@@ -42,6 +42,22 @@ def test_weights_as_given() -> None:
     assert (found.available_bytes, found.note) == (found.pre_load_bytes - 25 * GIB, "as given by --weights")
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            {"pre_load_memory": 3 * GIB, "post_weights_memory": 4 * GIB},
+            "--post-weights-memory 4.00 GiB is more than the 3.00",
+        ),
+        ({"weights": GIB, "post_weights_memory": 4 * GIB}, "--weights contradicts --post-weights-memory"),
+        ({"pool_memory": GIB, "post_weights_memory": 4 * GIB}, "--pool-memory contradicts --post-weights-memory"),
+        ({"pool_memory": GIB, "pre_load_memory": 4 * GIB}, "--pool-memory contradicts --pre-load-memory"),
+    ],
+)
+def test_memory_that_is_said_twice(options: dict[str, int], sentence: str) -> None:
+    assert refusal("Qwen3.5-27B", gpu="H200", **options).startswith(sentence)
+
+
 def test_memory_after_the_weights_as_given() -> None:
     found = machine("Qwen3.5-27B", flags={"tp_size": 2}, gpu="H200", post_weights_memory=90 * GIB)
     assert (found.weights, found.available_bytes, found.ranks) == (None, 90 * GIB, 2)

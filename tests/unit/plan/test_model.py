@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
-from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from tests.unit.plan.weighing import CONFIGS, LFM2, real
 from twinpool.errors import ConfigError, ModelError
@@ -133,19 +134,42 @@ def test_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [("owner/some-model", None), ("Qwen/Qwen3.6-27B-FP8", "abc")]
 
 
-def test_what_a_hub_id_has_beside_its_config_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+def fake_hub(monkeypatch: pytest.MonkeyPatch, *, cached: set[str], there: set[str], error: Exception) -> list[str]:
+    """A hub with so many files in the cache and on the network; returns what the network is asked for, as it goes."""
+    asked: list[str] = []
 
-    def download(hub_id: str, name: str, *, revision: str | None) -> str:
-        asked.append((hub_id, name, revision))
-        if name != "config.json":
-            raise EntryNotFoundError("404")
-        return str(tmp_path / name)
+    def download(hub_id: str, name: str, *, revision: str | None, local_files_only: bool = False) -> str:
+        if name in cached:
+            return f"cache/{name}"
+        if local_files_only:
+            raise LocalEntryNotFoundError("it is not in the cache")
+        return f"hub/{hub_id}/{revision}/{name}"
+
+    def head(url: str) -> None:
+        name = url.rpartition("/")[2]
+        asked.append(name)
+        if name not in there:
+            raise error
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    assert fetch_config("owner/name", revision="abc") == tmp_path / "config.json"
-    names = ("config.json", "model.safetensors.index.json", "hf_quant_config.json")
-    assert asked == [("owner/name", name, "abc") for name in names]
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", head)
+    return asked
+
+
+def test_what_a_hub_id_has_beside_its_config_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = fake_hub(monkeypatch, cached=set(), there={"config.json"}, error=EntryNotFoundError("404"))
+    assert fetch_config("owner/name", revision="abc") == Path("hub/owner/name/abc/config.json")
+    assert asked == ["config.json", "model.safetensors.index.json", "hf_quant_config.json"]
+
+
+def test_a_dead_network_is_asked_once_for_each_file_that_the_cache_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = httpx2.ConnectError("no route")
+    asked = fake_hub(monkeypatch, cached={"config.json", "hf_quant_config.json"}, there=set(), error=dead)
+    assert fetch_config("owner/name", revision=None) == Path("cache/config.json")
+    assert asked == ["model.safetensors.index.json"]
+    fake_hub(monkeypatch, cached=set(), there=set(), error=dead)
+    with pytest.raises(ModelError, match=r"owner/name is neither .*: no route \(MODEL\)\."):
+        fetch_config("owner/name", revision=None)
 
 
 def test_two_numbers() -> None:

@@ -72,9 +72,19 @@ def test_a_quantisation_that_is_not_known_asks_for_the_weights(params_b: float |
     assert str(refused.value) == sentence
 
 
-def test_a_broken_quantisation_is_an_expected_error() -> None:
+@pytest.mark.parametrize(
+    "quantised",
+    [
+        {"config_groups": {"g": {}}},
+        {"quant_method": "fp8", "weight_block_size": [0, 128]},
+        {"quant_method": "awq", "bits": -4},
+        {"config_groups": {"g": {"weights": {"num_bits": 1e308}}}},
+        {"config_groups": {"g": {"weights": {"num_bits": float("inf")}}}},
+    ],
+)
+def test_a_broken_quantisation_is_an_expected_error(quantised: dict[str, Any]) -> None:
     with pytest.raises(ModelError, match="quantization_config that cannot be read"):
-        weigh({**LFM2, "quantization_config": {"config_groups": {"g": {}}}})
+        weigh({**LFM2, "quantization_config": quantised})
 
 
 FILES = [  # config under tests/data/configs, GiB without MTP layers
