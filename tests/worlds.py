@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-import numpy as np
-
 from twinpool.clock import VirtualClock
 from twinpool.loop import Loop
+from twinpool.memory.host import HostArena
 from twinpool.memory.pools import Pool
 from twinpool.prefix.checkpoint import grids, track_slots
+from twinpool.prefix.host import HostPlan
 from twinpool.prefix.tree import PrefixTree
 from twinpool.request import Request, SamplingParams
 from twinpool.sched.scheduler import Scheduler
 from twinpool.sched.shape import SchedulerShape
-from twinpool.step import StepPlan, StepResult
+from twinpool.step import Freed, HostCopy, Order, StepPlan, StepResult
+from twinpool.wiring import telling_freed
 
 VOCAB = 11
 EOS = 0
@@ -75,11 +76,10 @@ class FakeExecutor:
         self.results: dict[int, StepResult] = {}
         self.plans: list[StepPlan] = []
         self.n_checked_tokens = 0
-        self._queue: deque[StepPlan | tuple[str, list[int]]] = deque()
-
-    def poison(self, kind: str, ids: np.ndarray) -> None:
-        """Freed memory becomes unreadable, in the order of submission."""
-        self._queue.append((kind, [int(i) for i in ids]))
+        self.host_kv: dict[tuple[int, int], int] = {}
+        self.host_slots: dict[int, int] = {}
+        self.n_copied = 0
+        self._queue: deque[StepPlan] = deque()
 
     def submit(self, plan: StepPlan) -> _Handle:
         self.plans.append(plan)
@@ -90,29 +90,49 @@ class FakeExecutor:
 
     def run_until(self, step: int) -> None:
         while step not in self.results:
-            item = self._queue.popleft()
-            if isinstance(item, StepPlan):
-                self.results[item.step] = self._run(item)
-            elif item[0] == "pages":
-                for page in item[1]:
-                    for offset in range(self.page_size):
-                        self.kv[page, offset] = POISON
-            else:
-                self.slots.update(dict.fromkeys(item[1], POISON))
+            plan = self._queue.popleft()
+            self.results[plan.step] = self._run(plan)
 
     def _run(self, plan: StepPlan) -> StepResult:
         for rid in plan.left:
             self.last.pop(rid, None)
         for order in plan.orders:
-            assert order.dst != 0
-            value = 0 if order.src is None else self.slots[order.src]
-            assert value != POISON, f"slot {order.src} was copied after it was freed"
-            self.slots[order.dst] = value
+            self._obey(order)
         written = [row.slot for row in plan.rows] + [
             r.checkpoint_slot for r in plan.rows if r.checkpoint_at is not None
         ]
         assert len(set(written)) == len(written), "two rows write one slot"
         return StepResult(plan.step, tuple(self._row(row) for row in plan.rows))
+
+    def _obey(self, order) -> None:
+        if isinstance(order, Freed):
+            for identity in order.ids.tolist():
+                if order.kind == "slots":
+                    self.slots[identity] = POISON
+                for offset in range(self.page_size if order.kind == "pages" else 0):
+                    self.kv[identity, offset] = POISON
+        elif isinstance(order, HostCopy):
+            self._copy(order)
+        else:
+            assert order.dst != 0
+            value = 0 if order.src is None else self.slots[order.src]
+            assert value != POISON, f"slot {order.src} was copied after it was freed"
+            self.slots[order.dst] = value
+
+    def _copy(self, order: HostCopy) -> None:
+        """Pages and a slot to the host or back; nothing that was freed or never written may be read."""
+        for page, host_page in zip(order.pages.tolist(), order.host_pages.tolist(), strict=True):
+            for offset in range(self.page_size):
+                here, there = (self.kv, (page, offset)), (self.host_kv, (host_page, offset))
+                source, target = (here, there) if order.to_host else (there, here)
+                assert source[0][source[1]] != POISON, "a page was copied after it was freed"
+                target[0][target[1]] = source[0][source[1]]
+        if order.slot:
+            here, there = (self.slots, order.slot), (self.host_slots, order.host_slot)
+            source, target = (here, there) if order.to_host else (there, here)
+            assert source[0][source[1]] != POISON, "a slot was copied after it was freed"
+            target[0][target[1]] = source[0][source[1]]
+        self.n_copied += 1
 
     def _row(self, row) -> int | None:
         state = self.slots[row.slot]
@@ -182,17 +202,21 @@ def make_world(
     lazy: bool = True,
     max_states_per_path: int = -1,
     context_len: int = 4096,
+    host: HostArena | None = None,
+    host_policy: str = "write_through",
     **shape: object,
 ) -> World:
     """A world with everything wired as engine/boot does it, at sizes where one can count on one's fingers."""
     executor = FakeExecutor(page_size=page_size, lazy=lazy)
-    pages = Pool(name="pages", first=1, count=n_pages, on_free=lambda ids: executor.poison("pages", ids))
-    slots = Pool(name="slots", first=1, count=n_slots, on_free=lambda ids: executor.poison("slots", ids))
+    orders: list[Order] = []
+    pages = Pool(name="pages", first=1, count=n_pages, on_free=telling_freed("pages", orders))
+    slots = Pool(name="slots", first=1, count=n_slots, on_free=telling_freed("slots", orders))
     grid_set = grids(page_tokens=page_size, chunk_tokens=grid, track_interval_tokens=track)
     n_tracks = track_slots(strategy, overlap=overlap) if radix else 0
     tree = PrefixTree(
         pages=pages, slots=slots, page_size=page_size, grid_tokens=grid_set.checkpoint_tokens if n_tracks else page_size,
         max_states_per_path=max_states_per_path, disabled=not radix,
+        host=HostPlan(host, host_policy, orders) if host is not None else None,
     )  # fmt: skip
     full_shape = SchedulerShape(
         page_size=page_size, grid_tokens=grid_set.checkpoint_tokens, track_tokens=grid_set.track_tokens,
@@ -200,5 +224,5 @@ def make_world(
         max_queued_requests=None, chunked_prefill_size=chunk, max_prefill_tokens=16384, prefill_max_requests=None,
         context_len=context_len, **shape,
     )  # fmt: skip
-    scheduler = Scheduler(shape=full_shape, pages=pages, slots=slots, tree=tree, clock=VirtualClock())
+    scheduler = Scheduler(shape=full_shape, pages=pages, slots=slots, tree=tree, clock=VirtualClock(), orders=orders)
     return World(scheduler, executor, Loop(scheduler=scheduler, executor=executor, overlap=overlap), pages, slots, tree)

@@ -15,7 +15,9 @@ from twinpool.errors import BadRequest
 Int32Array = npt.NDArray[np.int32]
 
 # Why matched or unmatched prompt tokens were not reused, in the order they lie in a prompt.
-REUSE_GAPS = ("state_evicted", "no_checkpoint", "below_grid", "kv_evicted", "new")
+REUSE_GAPS = (
+    "restore_failed", "host_state_evicted", "state_evicted", "no_checkpoint", "below_grid", "kv_evicted", "new",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,12 +107,14 @@ class Reuse:
     """What the prefix cache was worth to a request, in tokens; `reused` plus all gaps is `prompt`.
 
     kv_matched: tokens whose KV was found; reused: tokens up to the checkpoint the request resumed from; gaps: (reason, tokens)
-    in REUSE_GAPS order without zero entries.
+    in REUSE_GAPS order without zero entries. from_host, from_storage: the part of `reused` that was brought back from there.
     """
 
     prompt: int = 0
     kv_matched: int = 0
     reused: int = 0
+    from_host: int = 0
+    from_storage: int = 0
     gaps: tuple[tuple[str, int], ...] = ()
 
 

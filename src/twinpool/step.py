@@ -19,6 +19,28 @@ class SlotOrder:
     src: int | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HostCopy:
+    """Before the forward: copy pages (int32, as many host_pages) and a slot (0: none) to the host or back from it."""
+
+    to_host: bool
+    pages: Int32Array
+    host_pages: Int32Array
+    slot: int = 0
+    host_slot: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Freed:
+    """Before the forward: pages or slots (`kind`) have been freed, and a test wants to see who still reads them."""
+
+    kind: str
+    ids: Int32Array
+
+
+Order = SlotOrder | HostCopy | Freed
+
+
 class Row(NamedTuple):
     """Tokens [start, end) of one request in this step. Its state slot holds the state after `start` tokens before the step and
     after `end` tokens after it; KV of the tokens is written to its pages.
@@ -64,7 +86,7 @@ class StepPlan:
 
     step: int
     rows: tuple[Row, ...]
-    orders: tuple[SlotOrder, ...] = ()
+    orders: tuple[Order, ...] = ()
     joined: tuple[Joined, ...] = ()
     left: tuple[int, ...] = ()
     repeat: int = 1

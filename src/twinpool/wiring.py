@@ -6,26 +6,29 @@ from collections.abc import Callable
 
 from twinpool.clock import Clock
 from twinpool.config.resolve import Resolved
+from twinpool.memory.host import HostArena
 from twinpool.memory.ledger import Ledger
 from twinpool.memory.pools import Pool
+from twinpool.prefix.host import HostPlan
 from twinpool.prefix.tree import PrefixTree
 from twinpool.request import Int32Array
 from twinpool.sched.scheduler import Scheduler
 from twinpool.sched.shape import SchedulerShape
+from twinpool.step import Freed, Order
 
 
 def build_scheduler(
-    resolved: Resolved,
-    ledger: Ledger,
-    *,
-    clock: Clock,
-    on_free: Callable[[str], Callable[[Int32Array], None]] | None = None,
+    resolved: Resolved, ledger: Ledger, *, clock: Clock, host: HostArena | None = None, tell_freed: bool = False
 ) -> Scheduler:
-    """A scheduler over empty pools. on_free: from 'pages' or 'slots' to what hears of freed ids (tests poison them)."""
-    pages = Pool(name="pages", first=1, count=ledger.n_pages, on_free=on_free("pages") if on_free else None)
-    slots = Pool(
-        name="slots", first=1, count=ledger.max_mamba_cache_size, on_free=on_free("slots") if on_free else None
+    """A scheduler over empty pools. host: memory for evicted prefixes; tell_freed: plans name freed pages and slots (tests)."""
+    orders: list[Order] = []
+    pages = Pool(
+        name="pages", first=1, count=ledger.n_pages, on_free=telling_freed("pages", orders) if tell_freed else None
     )
+    slots = Pool(
+        name="slots", first=1, count=ledger.max_mamba_cache_size,
+        on_free=telling_freed("slots", orders) if tell_freed else None,
+    )  # fmt: skip
     grids = resolved.grids
     tree = PrefixTree(
         pages=pages,
@@ -35,8 +38,14 @@ def build_scheduler(
         eviction_policy=resolved.radix_eviction_policy,
         max_states_per_path=resolved.mamba_max_states_per_path,
         disabled=not resolved.radix_cache,
+        host=HostPlan(host, resolved.hicache_write_policy, orders) if host is not None else None,
     )
-    return Scheduler(shape=_shape(resolved, ledger), pages=pages, slots=slots, tree=tree, clock=clock)
+    return Scheduler(shape=_shape(resolved, ledger), pages=pages, slots=slots, tree=tree, clock=clock, orders=orders)
+
+
+def telling_freed(kind: str, orders: list[Order]) -> Callable[[Int32Array], None]:
+    """A Pool.on_free that puts freed 'pages' or 'slots' among the orders of the next plan."""
+    return lambda ids: orders.append(Freed(kind, ids.copy()))
 
 
 def _shape(resolved: Resolved, ledger: Ledger) -> SchedulerShape:

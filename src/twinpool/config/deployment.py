@@ -34,25 +34,7 @@ class SpeculationOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostTierOptions:
-    """Host tier"""
-
-    enable_hierarchical_cache: Annotated[
-        bool, Flag("Keep evicted prefixes in host memory.", aliases=("--enable-hicache",))
-    ] = False
-    hicache_ratio: Annotated[
-        float | None, Flag("Host pool : device pool, for each of the two.", metavar="R", above=0, default_text="2.0")
-    ] = None
-    hicache_size: Annotated[
-        int, Flag("Host memory of a rank in GB (10^9 bytes), instead of the ratio.", metavar="GB", at_least=0)
-    ] = 0
-    hicache_write_policy: Annotated[
-        Literal["write_through", "write_through_selective", "write_back"], Flag("When a prefix is copied to the host.")
-    ] = "write_through"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Deployment(ServeOptions, SpeculationOptions, HostTierOptions):
+class Deployment(ServeOptions, SpeculationOptions):
     """All of it. Raises ConfigError naming the flag whose value has the wrong type or is out of range."""
 
     dtype: Annotated[

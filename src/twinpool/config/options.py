@@ -152,6 +152,49 @@ class CacheOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostTierOptions:
+    """Host tier: evicted prefixes in host memory"""
+
+    enable_hierarchical_cache: Annotated[
+        bool,
+        Flag("Keep prefixes in host memory when the device evicts them.", aliases=("--enable-hicache",)),
+    ] = False
+    hicache_ratio: Annotated[
+        float | None,
+        Flag(
+            "Host memory : memory of both device pools.", metavar="R", above=0, default_text="2.0, limited by the host"
+        ),
+    ] = None
+    hicache_size: Annotated[
+        float,
+        Flag(
+            "Host memory in GB (10^9 bytes) for KV and states together, instead of the ratio.", metavar="GB", at_least=0
+        ),
+    ] = 0.0
+    hicache_host_memory_fraction: Annotated[
+        float,
+        Flag(
+            "Share of the available host memory that the tier may take when neither ratio nor size is given.",
+            metavar="F", above=0, at_most=1,
+        ),
+    ] = 0.8  # fmt: skip
+    hicache_write_policy: Annotated[
+        Literal["write_through", "write_through_selective", "write_back"],
+        Flag(
+            "When a prefix is copied to the host. write_through: when it is first kept; write_through_selective: when it is "
+            "used again; write_back: when the device evicts it."
+        ),
+    ] = "write_through"
+    hicache_mamba_size_gb: Annotated[
+        float | None,
+        Flag(
+            "GB (10^9 bytes) of the host memory for states, a fixed quota.",
+            metavar="GB", above=0, default_text="auto: states and KV share it, so that they cover the same sessions",
+        ),
+    ] = None  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScheduleOptions:
     """Scheduling"""
 
@@ -240,7 +283,9 @@ class ServerOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeOptions(ModelOptions, MemoryOptions, CacheOptions, ScheduleOptions, ParallelOptions, ServerOptions):
+class ServeOptions(
+    ModelOptions, MemoryOptions, CacheOptions, HostTierOptions, ScheduleOptions, ParallelOptions, ServerOptions
+):
     """All options. Raises ConfigError naming the flag whose value has the wrong type or is out of range.
 
     given: fields that the caller set, even to their default (for the origin column of the boot table).
@@ -254,7 +299,9 @@ class ServeOptions(ModelOptions, MemoryOptions, CacheOptions, ScheduleOptions, P
             option.check(getattr(self, option.field))
 
 
-GROUPS: tuple[type, ...] = (ModelOptions, MemoryOptions, CacheOptions, ScheduleOptions, ParallelOptions, ServerOptions)
+GROUPS: tuple[type, ...] = (
+    ModelOptions, MemoryOptions, CacheOptions, HostTierOptions, ScheduleOptions, ParallelOptions, ServerOptions,
+)  # fmt: skip
 
 
 def all_options() -> tuple[Option, ...]:

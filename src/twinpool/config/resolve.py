@@ -70,6 +70,13 @@ class Resolved:
     mamba_max_states_per_path: int
     radix_eviction_policy: str
 
+    enable_hierarchical_cache: bool
+    hicache_ratio: float | None
+    hicache_size: float
+    hicache_host_memory_fraction: float
+    hicache_write_policy: str
+    hicache_mamba_size_gb: float | None
+
     overlap: bool
     max_running_requests: int | None
     max_queued_requests: int | None

@@ -32,6 +32,10 @@ def choose_strategy(options: ServeOptions, spec: ModelSpec, *, page_size: int, d
     overlap = wants_overlap(options, device_kind=device_kind)
     name = options.mamba_radix_cache_strategy
     if options.disable_radix_cache:
+        if options.enable_hierarchical_cache:
+            raise ConfigError(
+                "--enable-hierarchical-cache keeps evicted prefixes and --disable-radix-cache keeps none: leave one out."
+            )
         return Choice(strategy="no_buffer", overlap=overlap)
     if name == "auto":
         can = spec.n_linear_layers > 0 and spec.supports_extra_buffer

@@ -25,6 +25,8 @@ from twinpool.engine.text import Tokenizer
 from twinpool.errors import ConfigError, ModelError
 from twinpool.memory.arena import Arena
 from twinpool.memory.budget import plan_memory
+from twinpool.memory.host import HostArena
+from twinpool.memory.host_budget import host_arena
 from twinpool.memory.inputs import memory_request
 from twinpool.memory.ledger import Ledger
 from twinpool.models.adopt import SOURCES, AdoptedModel, load_model
@@ -67,15 +69,15 @@ def boot_engine(options: ServeOptions, *, poison_freed: bool = False, clock: Clo
     ledger = plan_memory(
         memory_request(spec, resolved, pre_load_bytes=loaded.pre_load_bytes, available_bytes=loaded.available_bytes)
     )
-    memory = _allocate(spec, resolved, ledger)
+    tier = host_arena(resolved, ledger, available_bytes=host.available_memory_bytes())
+    memory = _allocate(spec, resolved, ledger, tier)
     executor = TorchExecutor(
         forward=_forward(loaded.model, memory),
         memory=memory,
         # Our kernels have threads of their own, and torch's would only compete with them.
         torch_threads=1 if use_native(memory.buffer.device) else threads,
     )
-    poisoner = executor.poisoner if poison_freed else None
-    scheduler = build_scheduler(resolved, ledger, clock=clock, on_free=poisoner)
+    scheduler = build_scheduler(resolved, ledger, clock=clock, host=tier, tell_freed=poison_freed)
     facts = EngineFacts(
         options=options,
         resolved=resolved,
@@ -139,7 +141,7 @@ def _forward(model: AdoptedModel, memory: Memory) -> Forward:
     return forward
 
 
-def _allocate(spec: ModelSpec, resolved: Resolved, ledger: Ledger) -> Memory:
+def _allocate(spec: ModelSpec, resolved: Resolved, ledger: Ledger, tier: HostArena | None) -> Memory:
     """The rank's one buffer."""
     attention = [layer.attention for layer in spec.layers if layer.attention is not None]
     kv_shapes = [shape for shape in attention if isinstance(shape, GqaSpec)]
@@ -159,6 +161,7 @@ def _allocate(spec: ModelSpec, resolved: Resolved, ledger: Ledger) -> Memory:
         ssm_dtype=resolved.mamba_ssm_dtype,
         conv_dtype=resolved.mamba_conv_dtype,
         device=resolved.device,
+        host=tier,
     )
 
 

@@ -17,9 +17,11 @@ import numpy as np
 import torch
 
 from twinpool.memory.arena import ALIGN_BYTES, Arena
+from twinpool.memory.host import HostArena
 from twinpool.models.attention.spec import GqaSpec
 from twinpool.models.shapes import StateShapes
 from twinpool.request import Int32Array
+from twinpool.step import HostCopy
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # All bits set is a NaN in every float format.
@@ -56,8 +58,11 @@ class Memory:
         ssm_dtype: str,
         conv_dtype: str,
         device: str = "cpu",
+        host: HostArena | None = None,
     ) -> None:
         self.arena = arena
+        self._host = host
+        self._host_buffer = _zeroed(host.total_bytes, "cpu") if host is not None else None
         self.page_size = page_size
         self.buffer = _zeroed(arena.total_bytes, device)
         typed = {name: self.buffer.view(DTYPES[name]) for name in {kv_dtype, ssm_dtype, conv_dtype}}
@@ -71,6 +76,25 @@ class Memory:
     def copy_slot(self, *, src: int, dst: int) -> None:
         """Copy a whole state slot."""
         self._slot(dst).copy_(self._slot(src))
+
+    def copy_host(self, order: HostCopy) -> None:
+        """Copy whole pages and a whole slot between the device and the host, as they lie in memory."""
+        assert self._host is not None
+        assert self._host_buffer is not None
+        for page, host_page in zip(order.pages.tolist(), order.host_pages.tolist(), strict=True):
+            start, host_start = self.arena.page_offset_bytes(page), self._host.page_offset_bytes(host_page)
+            self._copy(start, host_start, self.arena.page_bytes, to_host=order.to_host)
+        if order.slot:
+            start, host_start = self.arena.slot_offset_bytes(order.slot), self._host.slot_offset_bytes(order.host_slot)
+            self._copy(start, host_start, self.arena.slot_bytes, to_host=order.to_host)
+
+    def _copy(self, start: int, host_start: int, size_bytes: int, *, to_host: bool) -> None:
+        assert self._host_buffer is not None
+        device, host = self.buffer[start : start + size_bytes], self._host_buffer[host_start : host_start + size_bytes]
+        if to_host:
+            host.copy_(device)
+        else:
+            device.copy_(host)
 
     def poison(self, *, pages: Int32Array | Iterable[int] = (), slots: Int32Array | Iterable[int] = ()) -> None:
         """Fill freed pages and slots with NaN, so that a late reader is seen (tests)."""

@@ -50,7 +50,7 @@ def plan_log(command: Command, text: str) -> tuple[LogOutcome, ...]:
 def _plan_boot(command: Command, boot: LoggedBoot) -> LogOutcome:
     notes: list[str] = []
     flags = _flags(command, boot)
-    model = _model(command, boot, flags, notes)
+    model = _as_long_as_logged(_model(command, boot, flags, notes), boot.ranks[0], notes)
     refused = _refused_pin(flags, boot.ranks[0])
     if refused is not None:
         flags = replace(flags, max_mamba_cache_size=None, given=flags.given - {"max_mamba_cache_size"})
@@ -112,7 +112,8 @@ def _memories(boot: LoggedBoot, flags: Deployment) -> tuple[_Memory, ...]:
     missing = tuple(name for name, value in lacks if value is None)
     if missing or before is None or after is None:
         total = _pools_gib(boot.ranks[0])
-        return (_Memory(before_gib=total, after_gib=total, missing=missing),)
+        note = "" if kv_gib(boot.ranks[0]) else "the log has no KV size: what is planned divides the memory of its states alone"
+        return (_Memory(before_gib=total, after_gib=total, missing=missing, note=note),)
     reserved = boot.ranks[0].multimodal_gb or 0.0  # comes out of the pools' budget, as if it were not free (1.1)
     memory = _Memory(before_gib=before, after_gib=after - reserved, note=note)
     ranks_gib = least(boot.ranks, "dist_gb")
@@ -202,6 +203,15 @@ def _model(command: Command, boot: LoggedBoot, flags: Deployment, notes: list[st
         conv_bytes_per_slot=_conv_bytes(facts, slot),
     )
     return replace(manual, name=facts.model_class or boot.model or "the log's model", source=LOG_CONSTANTS)
+
+
+def _as_long_as_logged(model: PlannedModel, facts: BootFacts, notes: list[str]) -> PlannedModel:
+    """A server that runs a longer context than its config.json (scaled positions) is taken at its word."""
+    logged, own = facts.context_len or 0, model.spec.context_len
+    if logged <= own:
+        return model
+    notes.append(f"the log's context of {logged:,} tokens is longer than the model's {own:,}")
+    return replace(model, spec=replace(model.spec, context_len=logged))
 
 
 def _slot_bytes(facts: BootFacts) -> int:

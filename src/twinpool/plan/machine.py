@@ -118,8 +118,11 @@ def _pools_only(model: PlannedModel, flags: Deployment, options: MachineOptions,
     memory = options.pool_memory or 0
     ranks = flags.tp_size * flags.pp_size
     weights: WeightEstimate | None = None
-    with contextlib.suppress(ModelError):  # a manual model: times are then those of no weights at all
-        weights = _given_weights(options.weights, ranks) if options.weights is not None else _weights(model, flags)
+    if options.weights is not None:
+        weights = _given_weights(options.weights, ranks)
+    elif model.config:  # else a manual model: times are then those of no weights at all
+        with contextlib.suppress(ModelError):
+            weights = _weights(model, flags)
     return Machine(
         name=device.name if device else "the device", device=device, ranks=ranks, pre_load_bytes=memory,
         available_bytes=memory, weights=weights, note="not charged: --pool-memory is for both pools alone",

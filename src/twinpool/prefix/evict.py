@@ -9,7 +9,8 @@ from collections.abc import Callable
 from twinpool.errors import ConfigError
 from twinpool.memory.pools import Pool
 from twinpool.prefix.ghosts import Ghosts
-from twinpool.prefix.node import TOKEN_BYTES, Node
+from twinpool.prefix.host import HostTier
+from twinpool.prefix.node import DEVICE_GONE, NO_PAGES, NOT_GONE, TOKEN_BYTES, Node
 
 # --radix-eviction-policy: the leaf with the smallest key goes first.
 POLICIES: dict[str, Callable[[Node], tuple[int, ...]]] = {
@@ -25,6 +26,8 @@ POLICIES: dict[str, Callable[[Node], tuple[int, ...]]] = {
 
 class Evictor:
     """Victim order of both pools, and the counters of what the tree holds. A node's memory leaves the tree only here."""
+
+    tier: HostTier | None = None
 
     def __init__(self, *, pages: Pool, slots: Pool, ghosts: Ghosts, policy: str, page_size: int) -> None:
         if policy not in POLICIES:
@@ -55,7 +58,7 @@ class Evictor:
 
     def attach_state(self, node: Node, slot: int) -> None:
         """The node gets a checkpoint; it is the most recently used one."""
-        node.state, node.state_gone = slot, False
+        node.state, node.state_gone = slot, NOT_GONE
         self.states[node] = None
         self.evictable_slots += 1
 
@@ -85,12 +88,12 @@ class Evictor:
             self._evict_next_state()
 
     def drop_state(self, node: Node) -> None:
-        """Free a node's checkpoint and keep its KV (a tombstone)."""
+        """Free a node's checkpoint and keep its KV (a tombstone). A copy on the host stays."""
         del self.states[node]
         self.evictable_slots -= 1
         self.evicted_states_total += 1
         self.slots.free((node.state,))
-        node.state, node.state_gone = 0, True
+        node.state, node.state_gone = 0, NOT_GONE if node.host_state else DEVICE_GONE
 
     def _evict_next_leaf(self) -> None:
         """The leaf that the policy names goes, KV and state."""
@@ -107,29 +110,48 @@ class Evictor:
         node = next(node for node in self.states if not node.state_lock)
         if node.is_evictable_leaf:
             self._evict_leaf(node)
-        else:
-            self.drop_state(node)
+            return
+        if self.tier is not None:
+            self.tier.keep_state(node)
+        self.drop_state(node)
 
     def _evict_leaf(self, node: Node) -> None:
         parent = node.parent
         assert parent is not None
+        kept = self.tier is not None and self.tier.keep(node)
         if node.state:
             self.drop_state(node)
         # A use of a node is a use of everything above it. That is written down here, where it first matters: not with each use.
         parent.last_access = max(parent.last_access, node.last_access)
         parent.priority = max(parent.priority, node.priority)
-        parent.hits += node.hits
+        if not kept:
+            parent.hits += node.hits
         self.pages.free(node.pages)
         self.evictable_pages -= len(node.pages)
         self.evicted_tokens_total += len(node.pages) * self._page_size
+        node.heap_key = None
+        parent.n_device_children -= 1
+        if kept and self.tier is not None:
+            node.pages = NO_PAGES
+            self.tier.demoted(node)
+        else:
+            self._forget(node, parent)
+        if parent.is_evictable_leaf:
+            self.offer(parent)
+
+    def _forget(self, node: Node, parent: Node) -> None:
+        """The node leaves the tree."""
+        if self.tier is not None:
+            self.tier.discard(node)
         self.n_nodes -= 1
         first_page = node.key[: self._page_bytes]
         del parent.children[first_page]
         self._ghosts.remember(parent, first_page, node)
         node.parent = None
-        node.heap_key = None
-        if parent.is_evictable_leaf:
-            self.offer(parent)
+
+    def host_node_removed(self) -> None:
+        """A node that was on the host alone has left the tree."""
+        self.n_nodes -= 1
 
     def cap_path(self, tail: Node, limit: int) -> None:
         """--mamba-max-states-per-path: drop the shallowest states on the path to `tail` beyond `limit` (reference 4.11).
@@ -146,7 +168,7 @@ class Evictor:
         for node in reversed(holders):
             if excess <= 0:
                 return
-            if node is not tail and not node.state_lock and len(node.children) == 1:
+            if node is not tail and not node.state_lock and len(node.children) == 1 and node.n_device_children:
                 self.drop_state(node)
                 excess -= 1
 
@@ -155,3 +177,5 @@ class Evictor:
         self._heap.clear()
         self.states.clear()
         self.evictable_pages = self.evictable_slots = self.n_nodes = 0
+        if self.tier is not None:
+            self.tier.forget_all()

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 from twinpool.prefix.node import TOKEN_BYTES, Ghost, Node
 from twinpool.prefix.walk import common_bytes
@@ -80,17 +81,40 @@ class Ghosts:
         self._bytes = 0
 
 
-def attribute(*, prompt: int, limit: int, kv: int, resume: int, gone: int, grid: int, evicted: int) -> Reuse:
+def restored(reuse: Reuse, *, tokens: int) -> Reuse:
+    """The report when so many tokens past the device's checkpoint were brought back from the host."""
+    return replace(reuse, reused=reuse.reused + tokens, from_host=tokens, gaps=_without(reuse, tokens))
+
+
+def restore_failed(reuse: Reuse, *, tokens: int) -> Reuse:
+    """The report when so many tokens could have been brought back and there was no room for them on the device."""
+    return replace(reuse, gaps=(("restore_failed", tokens), *_without(reuse, tokens)))
+
+
+def _without(reuse: Reuse, tokens: int) -> tuple[tuple[str, int], ...]:
+    """The gaps behind the first `tokens` unreused ones."""
+    kept: list[tuple[str, int]] = []
+    for reason, count in reuse.gaps:
+        taken = min(tokens, count)
+        tokens -= taken
+        if count > taken:
+            kept.append((reason, count - taken))
+    return tuple(kept)
+
+
+def attribute(
+    *, prompt: int, limit: int, kv: int, resume: int, gone: int, grid: int, evicted: int, from_host: bool = False
+) -> Reuse:
     """Split a prompt's tokens by why they were or were not reused (all in tokens; the parts add up to `prompt`).
 
     gone: deepest length ≤ kv whose state was evicted, 0 for none; grid: distance of checkpoints; evicted: tokens past kv that were
-    cached once; limit: tokens that may be matched at all (the last one is always computed again).
+    cached once; from_host: it was evicted there; limit: tokens that may be matched at all (the last one is always computed again).
     """
     after_gone = max(resume, gone)
     after_grid = max(after_gone, round_down(kv, grid))
     evicted = min(evicted, max(0, limit - kv))
     parts = (
-        ("state_evicted", after_gone - resume),
+        ("host_state_evicted" if from_host else "state_evicted", after_gone - resume),
         ("no_checkpoint", after_grid - after_gone),
         ("below_grid", kv - after_grid),
         ("kv_evicted", evicted),

@@ -10,6 +10,8 @@ from twinpool.request import Int32Array, Reuse
 
 TOKEN_BYTES = 4  # a token in a key: little-endian int32
 NO_PAGES: Int32Array = np.empty(0, np.int32)
+# Where a state was when it was evicted for good (Node.state_gone).
+NOT_GONE, DEVICE_GONE, HOST_GONE = 0, 1, 2
 
 
 class Ghost:
@@ -23,17 +25,22 @@ class Ghost:
 
 
 class Node:
-    """One edge of the tree and, perhaps, the state after its last token.
+    """One edge of the tree and, perhaps, the state after its last token; on the device, on the host, or on both.
 
-    key: the edge's tokens as bytes; depth: tokens from the root to its end; pages: int32 [len / page_size], owned by the tree.
-    state: checkpoint slot, 0 for none (slot 0 is padding and never handed out); state_gone: it had one, which was evicted.
+    key: the edge's tokens as bytes; depth: tokens from the root to its end; pages: int32 [len / page_size], owned by the tree,
+    empty when its KV is on the host only; n_device_children: children whose KV is on the device.
+    state: checkpoint slot, 0 for none (slot 0 is padding and never handed out); state_gone: whether one was
+    evicted, and from where.
+    host_pages: int32 copies on the host, None for none; host_state: host slot, 0 for none; n_host_children: children with a copy
+    there; host_lock: restores that need these copies now.
     lock: requests whose prefix includes this edge; state_lock: requests that resumed from this very state.
     last_access, hits, priority: of uses that ended at this node or at evicted ones below it (reference 4.10).
     """
 
     __slots__ = (
-        "children", "created", "depth", "ghosts", "heap_key", "hits", "key", "last_access", "lock", "pages", "parent", "priority",
-        "state", "state_gone", "state_lock",
+        "children", "created", "depth", "ghosts", "heap_key", "hits", "host_heap_key", "host_lock", "host_pages", "host_state", "key",
+        "last_access", "lock", "n_device_children", "n_host_children", "pages", "parent", "priority", "state", "state_gone",
+        "state_lock",
     )  # fmt: skip
 
     def __init__(self, *, key: bytes, depth: int, pages: Int32Array, parent: Node | None, now: int) -> None:
@@ -42,9 +49,15 @@ class Node:
         self.pages = pages
         self.parent = parent
         self.children: dict[bytes, Node] = {}
+        self.n_device_children = 0
         self.ghosts: dict[bytes, Ghost] = {}
         self.state = 0
-        self.state_gone = False
+        self.state_gone = NOT_GONE
+        self.host_pages: Int32Array | None = None
+        self.host_state = 0
+        self.n_host_children = 0
+        self.host_lock = 0
+        self.host_heap_key: int | None = None
         self.lock = 0
         self.state_lock = 0
         self.created = now
@@ -54,9 +67,19 @@ class Node:
         self.heap_key: tuple[int, ...] | None = None
 
     @property
+    def on_device(self) -> bool:
+        """Its KV is on the device; that of all nodes above it then is, too."""
+        return len(self.pages) > 0
+
+    @property
     def is_evictable_leaf(self) -> bool:
-        """Its KV may go now: no children, no lock, not the root."""
-        return not self.children and not self.lock and self.parent is not None
+        """Its device KV may go now: no children on the device, no lock, not the root."""
+        return not self.n_device_children and not self.lock and self.parent is not None and len(self.pages) > 0
+
+    @property
+    def is_host_leaf(self) -> bool:
+        """Its host copies may go now: nothing below it needs them, and no restore."""
+        return self.host_pages is not None and not self.n_host_children and not self.host_lock
 
 
 class Lock(NamedTuple):
@@ -66,12 +89,21 @@ class Lock(NamedTuple):
     holds_state: bool
 
 
+class Held(NamedTuple):
+    """A receipt: a node whose host copies are held, and the lock on the device KV above them."""
+
+    node: Node
+    lock: Lock
+
+
 class Match(NamedTuple):
     """What the tree knows of a key, in tokens.
 
-    kv_len: KV matched, ignoring states; resume_len: up to the deepest checkpoint on the way, which is what is reused;
-    node: where that checkpoint hangs (the root for none); state_slot: its slot; branching: where the next prefill should leave a
-    checkpoint because cached prompts part there, if anywhere (reference 4.2).
+    kv_len: KV matched on device or host, ignoring states; resume_len: up to the deepest checkpoint on the device, which is what
+    can be reused at once; node: where that checkpoint hangs (the root for none); state_slot: its slot; branching: where the next
+    prefill should leave a checkpoint because cached prompts part there, if anywhere (reference 4.2).
+    host_node: the deeper node that can be resumed from after a restore, None when the device has the deepest; reuse: as if it
+    were not restored.
     """
 
     kv_len: int
@@ -80,12 +112,13 @@ class Match(NamedTuple):
     state_slot: int | None
     branching: int | None
     reuse: Reuse
+    host_node: Node | None = None
 
 
 class Inserted(NamedTuple):
-    """Result of an insert. existing_len: tokens that were there already; freed_pages: the caller's duplicates of them, to be freed;
-    state_taken: whether the tree took the slot (False: the node has a state already); pages: the tree's page ids for the whole
-    prefix (int32)."""
+    """Result of an insert. existing_len: tokens whose KV was on the device already; freed_pages: the caller's duplicates of them, to
+    be freed; state_taken: whether the tree took the slot (False: the node has a state already); pages: the tree's page ids for the
+    whole prefix (int32)."""
 
     node: Node
     existing_len: int

@@ -6,10 +6,11 @@ import numpy as np
 
 from twinpool.memory.pools import Pool
 from twinpool.prefix import locks
-from twinpool.prefix.check import check_tree
+from twinpool.prefix.check import check_host, check_tree
 from twinpool.prefix.evict import Evictor
 from twinpool.prefix.ghosts import Ghosts, attribute
-from twinpool.prefix.node import NO_PAGES, TOKEN_BYTES, Inserted, Lock, Match, Node
+from twinpool.prefix.host import HostPlan, HostTier
+from twinpool.prefix.node import HOST_GONE, NO_PAGES, NOT_GONE, TOKEN_BYTES, Held, Inserted, Lock, Match, Node
 from twinpool.prefix.walk import split, walk
 from twinpool.request import Int32Array, Reuse
 
@@ -33,6 +34,7 @@ class PrefixTree:
         eviction_policy: str = "lru",
         max_states_per_path: int = -1,
         disabled: bool = False,
+        host: HostPlan | None = None,
     ) -> None:
         self.page_size = page_size
         self.disabled = disabled
@@ -44,6 +46,13 @@ class PrefixTree:
         self._evictor = Evictor(
             pages=pages, slots=slots, ghosts=self._ghosts, policy=eviction_policy, page_size=page_size
         )
+        self.tier: HostTier | None = None
+        if host is not None and not disabled:
+            self.tier = HostTier(
+                arena=host.arena, policy=host.policy, orders=host.orders, ghosts=self._ghosts, page_size=page_size,
+                removed=self._evictor.host_node_removed,
+            )  # fmt: skip
+            self._evictor.tier = self.tier
         self._now = 0
         self.root = Node(key=b"", depth=0, pages=NO_PAGES, parent=None, now=0)
 
@@ -93,12 +102,15 @@ class PrefixTree:
             return Match(0, 0, self.root, None, None, Reuse(prompt=prompt, gaps=(("new", prompt),)))
         limit = min(limit_tokens, prompt) * TOKEN_BYTES // self._page_bytes * self._page_bytes
         path, position, partial, shared = walk(self.root, key, limit, self._page_bytes)
-        best, gone = self.root, 0
+        best, gone, gone_from = self.root, 0, NOT_GONE
+        host: Node | None = None
         for node in path:
             if node.state:
-                best = node
+                best, host = node, None
+            elif node.host_state:
+                host = node
             elif node.state_gone:
-                gone = node.depth
+                gone, gone_from = node.depth, node.state_gone
         evicted = 0
         if shared:
             assert partial is not None
@@ -109,12 +121,71 @@ class PrefixTree:
             evicted = Ghosts.evicted_tokens(last, key, position, self._page_bytes)
         kv, resume = (position + shared) // TOKEN_BYTES, best.depth
         if touch:
-            self._touch(best)
+            # What may be brought back must not be dropped for a copy of what is on the device: that waits for the restore.
+            self._touch(best, copy=host is None)
         branching = kv // self._grid * self._grid
         reuse = attribute(
-            prompt=prompt, limit=limit_tokens, kv=kv, resume=resume, gone=gone, grid=self._grid, evicted=evicted
-        )
-        return Match(kv, resume, best, best.state or None, branching if branching > resume else None, reuse)
+            prompt=prompt, limit=limit_tokens, kv=kv, resume=resume, gone=gone, grid=self._grid, evicted=evicted,
+            from_host=gone_from == HOST_GONE,
+        )  # fmt: skip
+        return Match(kv, resume, best, best.state or None, branching if branching > resume else None, reuse, host)
+
+    def hold(self, node: Node) -> Held:
+        """Protect everything that a restore of `node` (Match.host_node) starts from: device KV down its path, and host copies."""
+        assert self.tier is not None
+        self.tier.hold(node)
+        anchor = node
+        while anchor.parent is not None and not anchor.on_device:
+            anchor = anchor.parent
+        return Held(node, self.lock(anchor))
+
+    def let_go(self, held: Held) -> None:
+        """Undo `hold`."""
+        assert self.tier is not None
+        self.unlock(held.lock)
+        self.tier.let_go(held.node)
+
+    def restore(self, node: Node) -> bool:
+        """Bring the path of a held node and its state back to the device; False, with nothing changed but evictions, if there is
+        no room. The copies are told; the caller locks the node before it lets go.
+        """
+        assert self.tier is not None
+        missing: list[Node] = []
+        step = node
+        while step.parent is not None and not step.on_device:
+            missing.append(step)
+            step = step.parent
+        if not (self.room_pages(self.tier.pages_of(missing)) and self.room_slots(1)):
+            return False
+        for one in reversed(missing):
+            self._bring_back(one)
+        self._bring_back_state(node)
+        self._touch(node)
+        return True
+
+    def _bring_back(self, node: Node) -> None:
+        """Device pages for a node whose KV is on the host, and the copy that fills them."""
+        assert self.tier is not None
+        assert node.host_pages is not None
+        ids = self._pages.alloc(len(node.host_pages))
+        assert ids is not None
+        self._adopt(node, ids)
+        self.tier.load(node)
+
+    def _bring_back_state(self, node: Node) -> None:
+        """A device slot for a node's host state, and the copy that fills it."""
+        assert self.tier is not None
+        slots = self._slots.alloc(1)
+        assert slots is not None
+        self._evictor.attach_state(node, int(slots[0]))
+        self.tier.load_state(node, slot=int(slots[0]))
+
+    def _adopt(self, node: Node, pages: Int32Array) -> None:
+        """A node that was on the host alone gets device pages."""
+        node.pages = pages
+        assert node.parent is not None
+        node.parent.n_device_children += 1
+        self._evictor.evictable_pages += len(pages)
 
     def insert(
         self, key: bytes, pages: Int32Array, *, length: int, owned_from: int, state_slot: int | None, priority: int = 0
@@ -136,10 +207,11 @@ class PrefixTree:
             assert partial is not None
             end = self._split(partial, shared)
             position += shared
-        existing = position // TOKEN_BYTES
+        matched = position // TOKEN_BYTES
+        existing = self._adopt_path(path if not shared else [*path, end], pages)
         freed = pages[owned_from // self.page_size : max(owned_from, existing) // self.page_size]
-        if existing < length:
-            end = self._add_leaf(end, key[position:limit], pages[existing // self.page_size : length // self.page_size])
+        if matched < length:
+            end = self._add_leaf(end, key[position:limit], pages[matched // self.page_size : length // self.page_size])
         end.priority = max(end.priority, priority)
         taken = state_slot is not None and not end.state
         if taken:
@@ -150,6 +222,19 @@ class PrefixTree:
             self._evictor.cap_path(end, self._cap)
         whole = self.path_pages(end) if len(freed) else pages[: length // self.page_size]
         return Inserted(end, existing, freed, taken, whole)
+
+    def _adopt_path(self, path: list[Node], pages: Int32Array) -> int:
+        """Nodes of the path that were on the host alone take the caller's device pages; returns tokens that were on the device."""
+        if self.tier is None:
+            return path[-1].depth if path else 0
+        existing = 0
+        for node in path:
+            if node.on_device:
+                existing = node.depth
+            else:
+                first = node.depth - len(node.key) // TOKEN_BYTES
+                self._adopt(node, pages[first // self.page_size : node.depth // self.page_size].copy())
+        return existing
 
     def path_pages(self, node: Node) -> Int32Array:
         """Page ids from the root to the end of `node` (int32 [depth / page_size])."""
@@ -193,14 +278,19 @@ class PrefixTree:
             self._pages.free(node.pages)
             if node.state:
                 self._slots.free((node.state,))
+            if self.tier is not None:
+                self.tier.give_up(node)
         self._evictor.forget_all()
         self._ghosts.clear()
         self.root.children.clear()
+        self.root.n_device_children = self.root.n_host_children = 0
         self.root.ghosts.clear()
 
     def check(self) -> None:
         """Assert every invariant from scratch (tests after each step, the server when idle)."""
         check_tree(self.root, self._evictor, self._page_bytes)
+        if self.tier is not None:
+            check_host(self.root, self.tier)
         self._pages.check()
         self._slots.check()
 
@@ -213,13 +303,16 @@ class PrefixTree:
             key=key, depth=parent.depth + len(key) // TOKEN_BYTES, pages=pages.copy(), parent=parent, now=self._now + 1
         )
         parent.children[key[: self._page_bytes]] = node
+        parent.n_device_children += 1
         self._ghosts.revive(parent, node, self._page_bytes)
         self._evictor.n_nodes += 1
         self._evictor.evictable_pages += len(pages)
         return node
 
-    def _touch(self, node: Node) -> None:
-        """`node` was used: its state becomes the most recent one, its path's KV is refreshed (by eviction, when it gets there)."""
+    def _touch(self, node: Node, *, copy: bool = True) -> None:
+        """`node` was used: its state becomes the most recent one, its path's KV is refreshed (by eviction, when it gets there), and
+        it may get a copy on the host.
+        """
         self._now += 1
         node.last_access = self._now
         node.hits += 1
@@ -227,3 +320,5 @@ class PrefixTree:
             self._evictor.states.move_to_end(node)
         if node.is_evictable_leaf:
             self._evictor.offer(node)
+        if copy and self.tier is not None and node.parent is not None:
+            self.tier.used(node)

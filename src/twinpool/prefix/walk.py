@@ -44,6 +44,7 @@ def split(child: Node, at_bytes: int, page_bytes: int) -> Node:
     parent = child.parent
     assert parent is not None
     n_pages = at_bytes // page_bytes
+    on_device = child.on_device
     upper = Node(
         key=child.key[:at_bytes],
         depth=child.depth - (len(child.key) - at_bytes) // TOKEN_BYTES,
@@ -52,6 +53,11 @@ def split(child: Node, at_bytes: int, page_bytes: int) -> Node:
         now=child.last_access,
     )
     upper.lock, upper.created = child.lock, child.created
+    upper.n_device_children = int(on_device)
+    if child.host_pages is not None:
+        upper.host_pages, child.host_pages = child.host_pages[:n_pages], child.host_pages[n_pages:]
+        upper.n_host_children = 1
+        upper.host_lock = child.host_lock
     parent.children[child.key[:page_bytes]] = upper
     child.key = child.key[at_bytes:]
     child.pages = child.pages[n_pages:]

@@ -5,9 +5,13 @@ Refuse (at `check_can_ever_fit`): never fits. Wait: not now. Admit: pages are ta
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from twinpool.errors import BadRequest
-from twinpool.prefix.tree import Match
-from twinpool.request import Phase, Request
+from twinpool.prefix.ghosts import restore_failed, restored
+from twinpool.prefix.node import Node
+from twinpool.prefix.tree import Lock, Match
+from twinpool.request import Phase, Request, Reuse
 from twinpool.sched.book import Book
 from twinpool.sched.retract import CLIP_NEW_TOKENS, reserved_tokens
 from twinpool.sched.sequence import Sequence, new_page_table
@@ -40,32 +44,73 @@ def try_admit(book: Book, request: Request) -> Sequence | None:
     """Match, lock and give slots to a waiting request, or return None with nothing held when something is short."""
     if len(book.running) >= book.shape.max_running_requests:
         return None
-    match = book.tree.match(request.key(request.n_tokens), limit_tokens=request.n_tokens - 1)
-    # Locked first: what the request will reuse must not count as room.
-    lock = book.tree.lock(match.node)
-    n_slots = 1 + book.shape.track_slots
-    if not _has_kv_room(book, request, match) or not book.tree.room_slots(n_slots):
-        book.tree.unlock(lock)
+    key, limit = request.key(request.n_tokens), request.n_tokens - 1
+    match = book.tree.match(key, limit_tokens=limit)
+    resumed = None
+    if match.host_node is not None:
+        resumed = _resume_restored(book, request, match)
+        if resumed is None:  # looking for room may have evicted what was matched
+            match = book.tree.match(key, limit_tokens=limit, touch=False)
+    if resumed is None:
+        resumed = _resume(book, request, match)
+    if resumed is None:
         return None
-    slot_ids = book.slots.alloc(n_slots)
+    slot_ids = book.slots.alloc(1 + book.shape.track_slots)
     assert slot_ids is not None
     slot, *tracks = (int(i) for i in slot_ids)
-    book.orders.append(SlotOrder(dst=slot, src=match.state_slot))
+    book.orders.append(SlotOrder(dst=slot, src=resumed.node.state or None))
     capacity_tokens = request.prompt_len + request.params.max_tokens
     pages = new_page_table(max_tokens=capacity_tokens, page_size=book.shape.page_size)
-    n_pages = match.resume_len // book.shape.page_size
-    if n_pages:
-        pages[:n_pages] = book.tree.path_pages(match.node)
+    length = resumed.node.depth
+    if length:
+        pages[: length // book.shape.page_size] = book.tree.path_pages(resumed.node)
+    branching = match.branching if match.branching is not None and match.branching > length else None
     sequence = Sequence(
-        request=request, slot=slot, tracks=tracks, pages=pages, n_pages=n_pages, lock=lock,
-        owned_from=match.resume_len, planned=match.resume_len, committed=match.resume_len,
-        prefill_end=request.n_tokens, branching=match.branching, planned_outputs=request.n_output,
+        request=request, slot=slot, tracks=tracks, pages=pages, n_pages=length // book.shape.page_size, lock=resumed.lock,
+        owned_from=length, planned=length, committed=length, prefill_end=request.n_tokens, branching=branching,
+        planned_outputs=request.n_output,
     )  # fmt: skip
-    _start(book, sequence, match)
+    _start(book, sequence, resumed.reuse)
     return sequence
 
 
-def _start(book: Book, sequence: Sequence, match: Match) -> None:
+class _Resumed(NamedTuple):
+    """Where a request goes on, what its match was worth, and the lock on the node. Its slots and pages are free."""
+
+    node: Node
+    reuse: Reuse
+    lock: Lock
+
+
+def _resume(book: Book, request: Request, match: Match) -> _Resumed | None:
+    """From the deepest checkpoint on the device, if there is room for the rest; None, with nothing held, when there is not."""
+    # Locked first: what the request will reuse must not count as room.
+    lock = book.tree.lock(match.node)
+    if not _has_kv_room(book, request, match) or not book.tree.room_slots(1 + book.shape.track_slots):
+        book.tree.unlock(lock)
+        return None
+    if match.host_node is None:
+        return _Resumed(match.node, match.reuse, lock)
+    book.totals.failed_restores += 1
+    return _Resumed(match.node, restore_failed(match.reuse, tokens=match.host_node.depth - match.resume_len), lock)
+
+
+def _resume_restored(book: Book, request: Request, match: Match) -> _Resumed | None:
+    """From a deeper node whose KV or state is on the host, all or nothing: its pages, and one slot more than the request's own,
+    must be there before anything is told. None, with nothing held, when they are not.
+    """
+    tree, node = book.tree, match.host_node
+    assert node is not None
+    held = tree.hold(node)
+    fits = _has_kv_room(book, request, match) and tree.room_slots(2 + book.shape.track_slots) and tree.restore(node)
+    lock = tree.lock(node) if fits else None
+    tree.let_go(held)
+    if lock is None:
+        return None
+    return _Resumed(node, restored(match.reuse, tokens=node.depth - match.resume_len), lock)
+
+
+def _start(book: Book, sequence: Sequence, reuse: Reuse) -> None:
     """Move the request from the queue to the running ones."""
     request = sequence.request
     book.waiting.remove(request)
@@ -74,7 +119,7 @@ def _start(book: Book, sequence: Sequence, match: Match) -> None:
     if request.first_scheduled_s is None:
         # What a retracted request finds later is its own work: the report keeps the first match.
         request.first_scheduled_s = book.clock.now_s()
-        request.reuse = match.reuse
+        request.reuse = reuse
     book.joined.append(
         Joined(
             rid=request.rid,

@@ -50,7 +50,8 @@ def _plan(book: Book, step: int, rows: list[tuple[Row, Sequence]], *, repeat: in
         left=tuple(book.left),
         repeat=repeat,
     )
-    book.orders, book.joined, book.left = [], [], []
+    book.orders.clear()  # the same list: tree and host tier write to it, too
+    book.joined, book.left = [], []
     book.in_flight[step] = rows
     for _, sequence in rows:
         sequence.in_flight += 1

@@ -12,7 +12,7 @@ from twinpool.sched.queue import WaitQueue
 from twinpool.sched.retract import NewTokenRatio
 from twinpool.sched.sequence import Sequence
 from twinpool.sched.shape import SchedulerShape
-from twinpool.step import Joined, Row, SlotOrder, TokenLogprob
+from twinpool.step import Joined, Order, Row, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +34,7 @@ class Totals:
     retracted_output_tokens: int = 0
     aborted_out_of_memory_requests: int = 0
     skipped_checkpoints: int = 0
+    failed_restores: int = 0
     published_checkpoints: int = 0
     finished_requests: int = 0
 
@@ -62,7 +63,7 @@ class Book:
     ratio: NewTokenRatio
     running: dict[int, Sequence] = field(default_factory=dict)
     in_flight: dict[int, list[tuple[Row, Sequence]]] = field(default_factory=dict)
-    orders: list[SlotOrder] = field(default_factory=list)
+    orders: list[Order] = field(default_factory=list)
     joined: list[Joined] = field(default_factory=list)
     left: list[int] = field(default_factory=list)
     deltas: list[Delta] = field(default_factory=list)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twinpool.sched.book import Book
 from twinpool.sched.sequence import Sequence, Tracked
-from twinpool.step import Row
+from twinpool.step import Row, SlotOrder
 
 
 def pick_track(book: Book, sequence: Sequence) -> int | None:
@@ -87,7 +87,8 @@ def release(book: Book, sequence: Sequence, *, publish: bool) -> None:
     never_ran = [joined for joined in book.joined if joined.rid == rid]
     if never_ran:
         book.joined.remove(never_ran[0])
-        book.orders = [order for order in book.orders if order.dst != sequence.slot]
+        slot = sequence.slot
+        book.orders[:] = [one for one in book.orders if not (isinstance(one, SlotOrder) and one.dst == slot)]
     else:
         book.left.append(rid)
 

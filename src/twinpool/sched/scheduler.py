@@ -18,18 +18,23 @@ from twinpool.sched.retract import RETRACT_DECODE_STEPS, NewTokenRatio, retracti
 from twinpool.sched.sequence import Sequence
 from twinpool.sched.shape import SchedulerShape
 from twinpool.sched.stride import Horizon, pages_for, stride
-from twinpool.step import StepPlan, StepResult
+from twinpool.step import Order, StepPlan, StepResult
 from twinpool.units import ceil_div
 
 
 class Scheduler:
     """Continuous batching over two pools. Not thread-safe: one thread calls it."""
 
-    def __init__(self, *, shape: SchedulerShape, pages: Pool, slots: Pool, tree: PrefixTree, clock: Clock) -> None:
+    def __init__(
+        self, *, shape: SchedulerShape, pages: Pool, slots: Pool, tree: PrefixTree, clock: Clock,
+        orders: list[Order] | None = None,
+    ) -> None:  # fmt: skip
+        """orders: the list that tree and pools write to as well, if they do."""
         self.shape = shape
         self.book = Book(
             shape=shape, pages=pages, slots=slots, tree=tree, clock=clock,
             waiting=WaitQueue(shape.schedule_policy), ratio=NewTokenRatio(shape.schedule_conservativeness),
+            orders=orders if orders is not None else [],
         )  # fmt: skip
         self._step = 0
 

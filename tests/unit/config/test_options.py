@@ -39,6 +39,12 @@ REFERENCE_DEFAULTS = {
     "--mamba-track-interval": 256,
     "--mamba-max-states-per-path": -1,
     "--radix-eviction-policy": "lru",
+    "--enable-hierarchical-cache": False,
+    "--hicache-ratio": None,
+    "--hicache-size": 0.0,
+    "--hicache-host-memory-fraction": 0.8,
+    "--hicache-write-policy": "write_through",
+    "--hicache-mamba-size-gb": None,
     "--max-running-requests": None,
     "--max-queued-requests": None,
     "--chunked-prefill-size": None,
@@ -148,7 +154,7 @@ def test_every_flag_of_the_behaviour_document_is_known() -> None:
         "hicache-storage-backend-extra-config hicache-storage-prefetch-retry-poll-interval "
         "hicache-storage-prefetch-retry-max-attempts trust-remote-code quantization"
     )
-    honoured = {option.name for option in all_options()}
+    honoured = {name for option in all_options() for name in (option.name, *option.flag.aliases)}
     assert [name for name in document.split() if f"--{name}" not in honoured | set(refusals().flags)] == []
 
 

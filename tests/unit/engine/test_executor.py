@@ -15,7 +15,7 @@ from twinpool.models.attention.spec import GqaSpec
 from twinpool.models.shapes import StateShapes
 from twinpool.models.step_batch import PackedStep
 from twinpool.request import SamplingParams
-from twinpool.step import Joined, Row, SlotOrder, StepPlan
+from twinpool.step import Freed, Joined, Row, SlotOrder, StepPlan
 
 VOCAB = 16
 PAGES = np.arange(1, 9, dtype=np.int32)
@@ -148,7 +148,6 @@ def test_freed_memory_is_poisoned_after_the_steps_submitted_before(run: Callable
 
     executor = run(forward, memory)
     executor.submit(StepPlan(1, (prefill(1, 3),), joined=(joined(1),)))
-    executor.poisoner("slots")(np.array([2], np.int32))
-    executor.poisoner("pages")(np.array([4], np.int32))
-    executor.submit(StepPlan(2, (decode(1, 1),))).result()
+    orders = (Freed("slots", np.array([2], np.int32)), Freed("pages", np.array([4], np.int32)))
+    executor.submit(StepPlan(2, (decode(1, 1),), orders=orders)).result()
     assert seen == [[False, False], [True, True]]

@@ -1,0 +1,55 @@
+"""How much host memory the host tier takes, and its arena (reference 5.1, 3.4)."""
+
+from __future__ import annotations
+
+from twinpool.config.resolve import Resolved
+from twinpool.errors import MemoryRefusal
+from twinpool.memory.host import HostArena
+from twinpool.memory.ledger import Ledger
+from twinpool.units import GIB, format_bytes
+
+GB = 10**9  # the unit of --hicache-size and of the host lines, as in the reference
+DEFAULT_RATIO = 2.0
+HELD_BACK_BYTES, HELD_BACK_SHARE = 10 * GIB, 0.2  # of the host's memory for everything else: the less of the two
+
+
+def host_arena(resolved: Resolved, ledger: Ledger, *, available_bytes: int | None) -> HostArena | None:
+    """The arena of a rank, or None without --enable-hierarchical-cache. available_bytes: of the host; None: not checked.
+
+    Raises MemoryRefusal when the host has less than was asked for, or too little for one page and one state.
+    """
+    if not resolved.enable_hierarchical_cache:
+        return None
+    slot_bytes = ledger.slot_bytes + ledger.extra_pool_bytes // max(1, ledger.max_mamba_cache_size + 1)
+    total = _total_bytes(resolved, ledger, available_bytes)
+    max_slots = None
+    if resolved.hicache_mamba_size_gb is not None:
+        max_slots = int(resolved.hicache_mamba_size_gb * GB) // slot_bytes
+    arena = HostArena(total_bytes=total, page_bytes=ledger.page_bytes, slot_bytes=slot_bytes, max_slots=max_slots)
+    if arena.most_slots < 1 or (ledger.page_bytes and arena.n_chunks < 2):
+        raise MemoryRefusal(
+            f"The host tier has {format_bytes(total)} and needs room for a page and a state, {format_bytes(2 * arena.chunk_bytes)}: "
+            f"raise --hicache-size to at least {2 * arena.chunk_bytes / GB:.3f}."
+        )
+    return arena
+
+
+def _total_bytes(resolved: Resolved, ledger: Ledger, available_bytes: int | None) -> int:
+    """By size, by ratio, or twice the device's pools as far as the host allows it."""
+    pools = ledger.conv_pool_bytes + ledger.ssm_pool_bytes + ledger.extra_pool_bytes + ledger.kv_pool_bytes
+    if resolved.hicache_size:
+        wanted = int(resolved.hicache_size * GB)
+    elif resolved.hicache_ratio is not None:
+        wanted = int(pools * resolved.hicache_ratio)
+    else:
+        wanted = int(pools * DEFAULT_RATIO)
+        if available_bytes is None:
+            return wanted
+        held_back = min(HELD_BACK_BYTES, int(available_bytes * HELD_BACK_SHARE))
+        return min(wanted, int((available_bytes - held_back) * resolved.hicache_host_memory_fraction))
+    if available_bytes is not None and wanted > available_bytes:
+        raise MemoryRefusal(
+            f"Not enough host memory available. Requesting {wanted / GB:.2f} GB but only have {available_bytes / GB:.2f} GB "
+            "free. Please reduce the size of the hierarchical cache (--hicache-size, --hicache-ratio)."
+        )
+    return wanted

@@ -1,0 +1,269 @@
+"""The host tier of the tree: which nodes get a copy in host memory, which copies go first, and bringing them back (reference 5).
+
+Copies run in the order in which they are told, before the forward of the next step (step.HostCopy). So a page that is copied and
+freed in one breath is read before anybody writes it, and nothing has to wait for an acknowledgement.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from twinpool.memory.host import HostArena
+from twinpool.prefix.ghosts import Ghosts
+from twinpool.prefix.node import HOST_GONE, NO_PAGES, TOKEN_BYTES, Node
+from twinpool.step import HostCopy, Order
+
+# How often a node must have been used before it is copied; write_back copies when the device copy goes.
+POLICIES = {"write_through": 1, "write_through_selective": 2, "write_back": None}
+_DEAD = -1  # before every time: KV that nothing can be resumed from
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostPlan:
+    """What a tree needs for a host tier: its memory, when copies are made (a key of POLICIES), and where they are told."""
+
+    arena: HostArena
+    policy: str
+    orders: list[Order]
+
+
+@dataclass(slots=True)
+class HostTotals:
+    """Counters since boot: tokens of KV and states copied to the host and back, dropped there, and not copied for want of room."""
+
+    saved_tokens: int = 0
+    saved_states: int = 0
+    loaded_tokens: int = 0
+    loaded_states: int = 0
+    evicted_tokens: int = 0
+    evicted_states: int = 0
+    unsaved_tokens: int = 0
+    unsaved_states: int = 0
+
+
+class HostTier:
+    """Owns the host copies of nodes. policy: a key of POLICIES; orders: where copies are told, in order; removed: hears that a node
+    without any copy has left the tree.
+    """
+
+    def __init__(
+        self, *, arena: HostArena, policy: str, orders: list[Order], ghosts: Ghosts, page_size: int,
+        removed: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self.arena = arena
+        self.totals = HostTotals()
+        self.states: OrderedDict[Node, None] = OrderedDict()  # least recently used first
+        self._needed_uses = POLICIES[policy]
+        self._orders, self._ghosts, self._removed = orders, ghosts, removed
+        self._page_size = page_size
+        self._heap: list[tuple[int, int, Node]] = []
+        self._pushed = 0
+
+    def used(self, node: Node) -> None:
+        """A node was inserted or resumed from: copy its path if it has been used often enough, and note that it is wanted."""
+        if node.host_state:
+            self.states.move_to_end(node)
+        if node.host_pages is not None:
+            self._save_state(node)  # a state that came after the KV, under every policy
+        elif self._needed_uses is not None and node.hits >= self._needed_uses:
+            self._save_path(node)
+
+    def keep(self, node: Node) -> bool:
+        """Whether an evicted device leaf stays in the tree by its host copy, which write_back makes now."""
+        if node.host_pages is None and self._needed_uses is None:
+            self._save_path(node)
+        if node.host_pages is None:
+            return False
+        self._save_state(node)
+        return True
+
+    def keep_state(self, node: Node) -> bool:
+        """Whether a state that leaves the device stays on the host, where write_back copies it now."""
+        if node.host_pages is not None or self._needed_uses is None:
+            self._save_state(node)
+        return node.host_state != 0
+
+    def demoted(self, node: Node) -> None:
+        """A node has lost its device copy."""
+        self._offer(node)
+
+    def discard(self, node: Node) -> None:
+        """A node leaves the tree with its device copy: a state of it that is on the host alone goes, and all below it."""
+        for child in list(node.children.values()):
+            self._discard_whole(child)
+        if node.host_state:
+            self._drop_state(node)
+
+    def hold(self, node: Node) -> None:
+        """Keep the copies of a node and of those above it until `let_go`."""
+        step: Node | None = node
+        while step is not None:
+            step.host_lock += 1
+            step = step.parent
+
+    def let_go(self, node: Node) -> None:
+        """Undo `hold`."""
+        step: Node | None = node
+        while step is not None:
+            step.host_lock -= 1
+            self._offer(step)
+            step = step.parent
+
+    def pages_of(self, nodes: list[Node]) -> int:
+        """Device pages that restoring these nodes takes."""
+        return sum(len(node.host_pages) for node in nodes if node.host_pages is not None)
+
+    def load(self, node: Node) -> None:
+        """Tell the copy that brings back a node's KV, to its new device pages."""
+        assert node.host_pages is not None
+        self._orders.append(HostCopy(False, node.pages, node.host_pages))
+        self.totals.loaded_tokens += len(node.host_pages) * self._page_size
+
+    def load_state(self, node: Node, *, slot: int) -> None:
+        """Tell the copy that brings back a node's state, to a new device slot."""
+        self._orders.append(HostCopy(False, NO_PAGES, NO_PAGES, slot, node.host_state))
+        self.totals.loaded_states += 1
+
+    def room(self, *, pages: int = 0, slots: int = 0) -> bool:
+        """Drop copies until so many pages and states fit; False when that cannot be."""
+        while True:
+            lacks_pages, lacks_slots = self.arena.lacks(pages=pages, slots=slots)
+            if not (lacks_pages or lacks_slots):
+                return True
+            if lacks_pages and not self._evict_leaf():
+                return False
+            if not lacks_pages and not (self._evict_state() or self._evict_leaf()):
+                return False
+
+    def give_up(self, node: Node) -> None:
+        """Free a node's copies: the whole tree is being emptied."""
+        self.arena.free(pages=node.host_pages if node.host_pages is not None else NO_PAGES, slot=node.host_state)
+
+    def forget_all(self) -> None:
+        """The tree has been emptied: every copy is given back."""
+        self._heap.clear()
+        self.states.clear()
+
+    def _save_path(self, node: Node) -> None:
+        """Copy what is not on the host yet from the root down to the node: KV below a gap could not be resumed from."""
+        self.hold(node)  # nothing of the path may be dropped to make room for the rest of it
+        missing: list[Node] = []
+        step: Node | None = node
+        while step is not None and step.parent is not None:
+            if step.host_pages is None:
+                missing.append(step)
+            step = step.parent
+        for step in reversed(missing):
+            if not self._save(step):
+                self.totals.unsaved_tokens += len(step.pages) * self._page_size
+                break
+        self.let_go(node)
+
+    def _save(self, node: Node) -> bool:
+        """Copy a node's KV, and its state if there is room for that, too. Everything above it is on the host."""
+        found = self.arena.alloc(pages=len(node.pages)) if self.room(pages=len(node.pages)) else None
+        if found is None:
+            return False
+        node.host_pages = found[0]
+        assert node.parent is not None
+        node.parent.n_host_children += 1
+        self._orders.append(HostCopy(True, node.pages, node.host_pages))
+        self.totals.saved_tokens += len(node.pages) * self._page_size
+        self._save_state(node)
+        return True
+
+    def _save_state(self, node: Node) -> None:
+        """Copy a node's state if it has one that the host has not."""
+        if not node.state or node.host_state:
+            return
+        node.host_lock += 1
+        found = self.arena.alloc(pages=0, slots=1) if self.room(slots=1) else None
+        node.host_lock -= 1
+        self._offer(node)
+        if found is None:
+            self.totals.unsaved_states += 1
+            return
+        node.host_state = int(found[1][0])
+        self.states[node] = None
+        self._orders.append(HostCopy(True, NO_PAGES, NO_PAGES, node.state, node.host_state))
+        self.totals.saved_states += 1
+
+    def _offer(self, node: Node) -> None:
+        """A node may have become the next to go."""
+        if not node.is_host_leaf:
+            return
+        key = _DEAD if not node.on_device and not node.host_state else node.last_access
+        if node.host_heap_key == key:
+            return
+        node.host_heap_key = key
+        self._pushed += 1
+        heapq.heappush(self._heap, (key, self._pushed, node))
+
+    def _evict_leaf(self) -> bool:
+        """The copy of the leaf that was used longest ago goes, KV and state; dead KV before all. False when there is none."""
+        while self._heap:
+            key, _, node = heapq.heappop(self._heap)
+            if node.host_heap_key != key:
+                continue
+            node.host_heap_key = None
+            if not node.is_host_leaf:
+                continue
+            if key != _DEAD and node.last_access > key:
+                self._offer(node)  # used since it was offered
+                continue
+            self._drop(node)
+            return True
+        return False
+
+    def _evict_state(self) -> bool:
+        """The state that was used longest ago goes; a leaf goes whole, since its KV would end in nothing to resume from."""
+        node = next((one for one in self.states if not one.host_lock), None)
+        if node is None:
+            return False
+        if node.is_host_leaf and not node.on_device:
+            self._drop(node)
+            return True
+        self._drop_state(node)
+        self._offer(node)
+        return True
+
+    def _drop_state(self, node: Node) -> None:
+        self.arena.free(slot=node.host_state)
+        node.host_state = 0
+        del self.states[node]
+        self.totals.evicted_states += 1
+        if not node.state:
+            node.state_gone = HOST_GONE
+
+    def _drop(self, node: Node) -> None:
+        """Give a node's copies back; without a device copy the node goes with them."""
+        assert node.host_pages is not None
+        if node.host_state:
+            self._drop_state(node)
+        self.arena.free(pages=node.host_pages)
+        self.totals.evicted_tokens += len(node.host_pages) * self._page_size
+        node.host_pages = None
+        parent = node.parent
+        assert parent is not None
+        parent.n_host_children -= 1
+        if not node.on_device:
+            self._remove(node, parent)
+        self._offer(parent)
+
+    def _discard_whole(self, node: Node) -> None:
+        """A host-only node and all below it."""
+        for child in list(node.children.values()):
+            self._discard_whole(child)
+        assert not node.on_device
+        self._drop(node)
+
+    def _remove(self, node: Node, parent: Node) -> None:
+        first_page = node.key[: self._page_size * TOKEN_BYTES]
+        del parent.children[first_page]
+        self._ghosts.remember(parent, first_page, node)
+        node.parent = None
+        node.host_heap_key = None
+        self._removed()
