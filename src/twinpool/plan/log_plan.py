@@ -112,7 +112,11 @@ def _memories(boot: LoggedBoot, flags: Deployment) -> tuple[_Memory, ...]:
     missing = tuple(name for name, value in lacks if value is None)
     if missing or before is None or after is None:
         total = _pools_gib(boot.ranks[0])
-        note = "" if kv_gib(boot.ranks[0]) else "the log has no KV size: what is planned divides the memory of its states alone"
+        note = (
+            ""
+            if kv_gib(boot.ranks[0])
+            else "the log has no KV size: what is planned divides the memory of its states alone"
+        )
         return (_Memory(before_gib=total, after_gib=total, missing=missing, note=note),)
     reserved = boot.ranks[0].multimodal_gb or 0.0  # comes out of the pools' budget, as if it were not free (1.1)
     memory = _Memory(before_gib=before, after_gib=after - reserved, note=note)

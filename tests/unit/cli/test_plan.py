@@ -112,3 +112,36 @@ def test_no_torch_is_imported() -> None:
     print(f"{resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before:.2f} s of CPU time")
     assert done.returncode == 0, done.stderr
     assert "Memory of one rank" in done.stdout
+
+
+BY_HAND = [
+    "--state-bytes-per-slot", "1MiB", "--kv-bytes-per-token", "4KiB", "--pool-memory", "1GiB", "--page-size", "16",
+    "--mamba-radix-cache-strategy", "extra_buffer",
+]  # fmt: skip
+S5, DRAFTS = ["--mamba-radix-cache-strategy", "extra_buffer"], ["--speculative-num-draft-tokens", "4"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "slots", "tokens", "running"),
+    [
+        ([QWEN[0], "--pool-memory", "20GiB", *S5], 130, 461_949, 26),
+        ([QWEN[0], "--pool-memory", "20GiB", *S5, *DRAFTS, "--max-running-requests", "48"], 70, 461_949, 14),
+        ([QWEN[0], "--pool-memory", "20GiB", *S5, *DRAFTS, "--max-running-requests", "8"], 70, 537_405, 8),
+        (["Kimi-Linear-48B-A3B", "--pool-memory", "20GiB", *S5, "--page-size", "64"], 233, 1_403_136, 46),
+        (BY_HAND, 484, 137_984, 96),
+        ([*BY_HAND, "--mamba-full-memory-ratio", "1"], 511, 131_072, 102),
+        ([*BY_HAND, "--mamba-full-memory-ratio", "1", *DRAFTS, "--max-running-requests", "64"], 281, 131_584, 56),
+    ],
+)
+def test_golden_numbers_of_the_reference_by_pool_memory(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    argv: list[str],
+    slots: int,
+    tokens: int,
+    running: int,
+) -> None:
+    """Section 10, with nothing but the memory of both pools, from the command line."""
+    code, out, err = run(monkeypatch, capsys, *argv)
+    assert (code, err) == (0, "")
+    assert f"State pool: {slots} slots; KV pool: {tokens:,} tokens; at most {running} requests run at once." in out

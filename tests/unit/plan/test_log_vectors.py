@@ -183,3 +183,17 @@ def test_one_rank_without_that_line_is_told_how_much_more_would_explain_it(monke
     boot = outcome_of({**vector, "tp": 1}, monkeypatch)
     (tokens,) = [check for check in boot.checks if check.what == "KV tokens"]
     assert (tokens.verdict, "before the load" in tokens.note) == (UNKNOWN, True)
+
+
+def test_a_context_that_the_model_does_not_have_is_taken_from_the_log() -> None:
+    """Scaled positions: the server runs them, so the log is read and not refused."""
+    log = log_of(VECTORS["Nemotron-Nano-9B-v2"]).replace("the/vector", "nvidia/NVIDIA-Nemotron-Nano-9B-v2")
+    (boot,) = plan_log(read_command(["--boot-log", "-"], usage=""), log)
+    assert boot.notes == ("the log's context of 262,144 tokens is longer than the model's 131,072",)
+    assert {check.verdict for check in boot.checks} == {EQUAL}
+    assert boot.outcome.sizing.resolved.context_len == 262_144
+
+
+def test_a_log_without_the_kv_size_says_what_its_plan_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    boot = outcome_of(VECTORS["GLM-5.3-Flash-MXFP4 TP4"], monkeypatch)
+    assert "the log has no KV size: what is planned divides the memory of its states alone" in boot.notes
