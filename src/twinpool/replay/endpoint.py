@@ -41,12 +41,8 @@ class HttpEndpoint:
     def __init__(
         self, url: str, *, model: str | None = None, api_key: str | None = None, timeout_s: float = 60.0, clock: Clock | None = None
     ) -> None:  # fmt: skip
-        try:
-            import httpx  # needed by nothing else here, and not by a plain installation
-        except ImportError as error:
-            raise ConfigError(
-                "Measuring an endpoint needs httpx, which is not installed: pip install httpx."
-            ) from error
+        import httpx  # slow to import, and only a measurement needs it
+
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"'{url}' is no address: give one such as http://127.0.0.1:30000.")
         self._base = url.rstrip("/").removesuffix("/v1") + "/v1"

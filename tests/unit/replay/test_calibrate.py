@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -293,12 +292,6 @@ def test_an_endpoint_that_does_not_answer_as_it_should(reply: tuple[int, str, st
 def test_an_address_that_is_no_endpoint(models: tuple[int, str, str], sentence: str) -> None:
     with server(models=models) as made, pytest.raises(TwinpoolError, match=sentence):
         HttpEndpoint(made.url)
-
-
-def test_without_httpx_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "httpx", None)
-    with pytest.raises(ConfigError, match="pip install httpx"):
-        HttpEndpoint("http://127.0.0.1:9")
 
 
 MACHINE = ["Qwen3.5-9B", "--gpu", "H100"]
