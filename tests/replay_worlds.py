@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,8 +110,3 @@ def keys(recorded: Trace) -> list[tuple[str, int]]:
 def numbers(count: int, *, first: int = 0) -> list[int]:
     """So many block ids from `first` on."""
     return list(range(first, first + count))
-
-
-def of_session(records: Iterable[object], name: str) -> list[object]:
-    """Records of one session, in order of their place."""
-    return sorted((one for one in records if one.session == name), key=lambda one: one.index)
