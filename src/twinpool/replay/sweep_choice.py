@@ -9,6 +9,7 @@ from twinpool.replay.cliff import Reading, Shape, shape_of
 from twinpool.replay.sweep import Measured, Row, Sweep
 
 TIE = 0.005  # shares of the best reuse that are as good as the best: other things decide
+QUICK = 0.1  # the same for the time to the first token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,14 +74,17 @@ def _reading(x: float, measured: Measured) -> Reading:
 
 
 def choice_of(sweep: Sweep) -> Choice | None:
-    """The most reuse; among those within TIE of it the shortest median time to first token, then the most output tokens a second,
-    then the widest margin. None if nothing has run.
+    """The most reuse; among those within TIE of it the shortest median time to first token; among those within QUICK of that the
+    widest margin for its size, then the most output tokens a second. None if nothing has run.
     """
     choices = _choices(sweep)
     if not choices:
         return None
     best = max(_measured(choice).token_share for choice in choices)
-    return min((choice for choice in choices if _measured(choice).token_share >= (1 - TIE) * best), key=_rank)
+    equal = [choice for choice in choices if _measured(choice).token_share >= (1 - TIE) * best]
+    first_token_s = min(_measured(choice).ttft_p50_s or 0.0 for choice in equal)
+    quick = [choice for choice in equal if (_measured(choice).ttft_p50_s or 0.0) <= (1 + QUICK) * first_token_s]
+    return max(quick, key=_rank)
 
 
 def _choices(sweep: Sweep) -> list[Choice]:
@@ -99,7 +103,6 @@ def _measured(choice: Choice) -> Measured:
     return choice.row.measured
 
 
-def _rank(choice: Choice) -> tuple[float, float, float]:
-    measured = _measured(choice)
-    margins = [margin for margin in (choice.below, choice.above) if margin is not None]
-    return (measured.ttft_p50_s or 0.0, -measured.output_tokens_per_s, -min(margins, default=float("inf")))
+def _rank(choice: Choice) -> tuple[float, float]:
+    margins = [margin / choice.x for margin in (choice.below, choice.above) if margin is not None and choice.x]
+    return (min(margins, default=float("inf")), _measured(choice).output_tokens_per_s)

@@ -18,6 +18,7 @@ from twinpool.tables import Table
 from twinpool.units import format_bytes
 
 SCHEMA = "twinpool-replay-sweep/1"
+ENOUGH = 0.75  # share of the infinite cache's reuse under which it is the memory that is missing, not a better division
 _POOL = {"states": "state slots", "KV": "KV"}
 
 
@@ -205,18 +206,24 @@ def _findings(sweep: Sweep, choice: Choice | None) -> list[str]:
     found: list[str] = []
     for line in lines_of(sweep):
         found += _cliff_sentences(line, sweep)
-    shares = [row.measured.infinite_token_share for row in sweep.measured if row.measured is not None]
-    known = [share for share in shares if share is not None]
-    if known:
-        span = (
-            f"{min(known):.1%}"
-            if f"{min(known):.1%}" == f"{max(known):.1%}"
-            else f"{min(known):.1%} to {max(known):.1%}"
-        )
-        found.append(f"An infinite cache would reuse {span}.")
+    found += _upper_bound(sweep)
     if choice is not None:
         found.append(_recommendation(sweep, choice))
     return [*found, *sweep.notes]
+
+
+def _upper_bound(sweep: Sweep) -> list[str]:
+    """What an infinite cache would reuse, and whether some division comes near it."""
+    measured = [row.measured for row in sweep.measured if row.measured is not None]
+    known = [one.infinite_token_share for one in measured if one.infinite_token_share is not None]
+    if not known:
+        return []
+    low, high, best = min(known), max(known), max(one.token_share for one in measured)
+    text = f"An infinite cache would reuse {_percent(low)}"
+    text += f" to {_percent(high)}." if _percent(low) != _percent(high) else "."
+    if best < ENOUGH * low:
+        text += f" No point comes near: {_percent(best)} at best, so this memory is too small for these sessions."
+    return [text]
 
 
 def _cliff_sentences(line: Line, sweep: Sweep) -> Sequence[str]:

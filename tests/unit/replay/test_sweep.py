@@ -167,6 +167,12 @@ def test_text_names_cliff_margin_and_flags() -> None:
     assert "A note." in text
 
 
+def test_memory_that_is_too_small_is_called_so() -> None:
+    text = sweep_text(sweep_of({10: 0.1, 20: 0.2}, infinite_token_share=0.95))
+    assert "No point comes near: 20.0% at best, so this memory is too small for these sessions." in text
+    assert "No point" not in sweep_text(sweep_of({10: 0.3, 20: 0.8}, infinite_token_share=0.95))
+
+
 def test_counts_alone_show_no_times() -> None:
     text = sweep_text(replace(sweep_of({10: 0.3, 20: 0.9}), arrival="count"))
     assert "TTFT" not in text
