@@ -42,8 +42,8 @@ def find_model(name: str, *, revision: str | None = None) -> PlannedModel:
 
     revision: of a hub id; asks the hub even if the shape is built in. Raises ModelError.
     """
-    path = Path(name).expanduser()
-    if path.exists():
+    path = _existing(name)
+    if path is not None:
         return _from_path(path)
     builtin, ending = _builtin(name) if revision is None else (None, "")
     if builtin is not None:
@@ -61,6 +61,15 @@ def find_model(name: str, *, revision: str | None = None) -> PlannedModel:
             f"'{name}' is no folder, no hub id (owner/name) and none of the built-in shapes; {_built_in_names(name)}."
         )
     return _from_hub(name, revision)
+
+
+def _existing(name: str) -> Path | None:
+    """The file or folder of that name; None if there is none, or if none can have such a name."""
+    try:
+        path = Path(name).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError):  # too long; the home of a user who is not here
+        return None
 
 
 def _builtin(name: str) -> tuple[BuiltinModel | None, str]:

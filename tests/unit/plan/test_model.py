@@ -172,6 +172,12 @@ def test_a_dead_network_is_asked_once_for_each_file_that_the_cache_lacks(monkeyp
         fetch_config("owner/name", revision=None)
 
 
+@pytest.mark.parametrize("name", ["é" * 1000, "~nobody-of-that-name/model"])
+def test_a_name_that_no_file_can_have(name: str) -> None:
+    with pytest.raises(ModelError, match="is no folder|there is no folder or file"):
+        find_model(name)
+
+
 def test_two_numbers() -> None:
     found = manual_model(state_bytes_per_slot=400, kv_bytes_per_token=0, context_len=None)
     assert found.spec.slot_bytes(ssm_dtype="float32", conv_dtype="bfloat16", tp=4) == 400
