@@ -53,8 +53,21 @@ class Evictor:
         self._n_pushed += 1
         heapq.heappush(self._heap, (key, self._n_pushed, node))
         if len(self._heap) > 4 * self.n_nodes + 64:
-            self._heap = [entry for entry in self._heap if entry[2].heap_key is entry[0] and entry[2].is_evictable_leaf]
-            heapq.heapify(self._heap)
+            self._compact()
+
+    def _compact(self) -> None:
+        """Drop outdated heap entries. A node whose own entry goes is offered anew when it is a leaf again."""
+        kept = []
+        for entry in self._heap:
+            node = entry[2]
+            if node.heap_key is not entry[0]:
+                continue
+            if node.is_evictable_leaf:
+                kept.append(entry)
+            else:
+                node.heap_key = None
+        self._heap = kept
+        heapq.heapify(self._heap)
 
     def attach_state(self, node: Node, slot: int) -> None:
         """The node gets a checkpoint; it is the most recently used one."""
