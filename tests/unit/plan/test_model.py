@@ -174,7 +174,7 @@ def test_a_dead_network_is_asked_once_for_each_file_that_the_cache_lacks(monkeyp
 
 @pytest.mark.parametrize("name", ["é" * 1000, "~nobody-of-that-name/model"])
 def test_a_name_that_no_file_can_have(name: str) -> None:
-    with pytest.raises(ModelError, match="is no folder|there is no folder or file"):
+    with pytest.raises(ModelError, match=r"is no folder|there is no folder or file"):
         find_model(name)
 
 
