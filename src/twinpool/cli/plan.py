@@ -59,7 +59,9 @@ def _with_trace(command: Command) -> Command:
     facts = describe(trace)
     mean = max(1, round(facts.context_tokens.mean))
     running = options.running or command.flags.max_running_requests or facts.median_sessions
-    idle = options.idle_sessions or max(0, (facts.peak_sessions or 0) - (running or 0))
+    if running is None:
+        raise ConfigError(f"--trace {options.trace} does not tell how many requests run at once: give --running.")
+    idle = options.idle_sessions or max(0, (facts.peak_sessions or 0) - running)
     text = (
         f"{trace.name}: {facts.requests:,} requests, mean context {mean:,} tokens, P90 {facts.context_tokens.p90:,.0f}"
     )

@@ -82,15 +82,15 @@ def advise(workload: Workload, sizing: Sizing, *, machine_of: Callable[[int], Ma
         for step in step_from(workload, current):
             steps.append(step)
             current = step.sizing
-    holds = _holds(workload, current)
+    holds, setting = _holds(workload, current), _setting(workload, current)
     return Advice(
         steps=tuple(steps),
         final=current,
         fit=fit(workload, current) if current.ledger is not None else None,
         holds=holds,
-        setting=_setting(workload, current),
+        setting=setting,
         options=tuple(_smaller_types(current)),
-        host=None if holds else _host_tier(workload, current),
+        host=None if holds or setting is None else _host_tier(workload, current, setting),
         ranks=None if holds else inverse.fewest_ranks(workload, current, machine_of=machine_of),
     )
 
@@ -215,19 +215,19 @@ def _pin_reason(workload: Workload, sizing: Sizing) -> str:
     )
 
 
-def _host_tier(workload: Workload, sizing: Sizing) -> HostTier | None:
-    """Bytes for the idle sessions that do not fit, so that KV and checkpoints cover the same ones."""
-    missing = workload.idle_sessions - (fit(workload, sizing).idle if sizing.ledger is not None else 0)
-    request = sizing.request
-    if missing <= 0 or sizing.ledger is None or not request.radix_cache:
+def _host_tier(workload: Workload, sizing: Sizing, setting: Setting) -> HostTier | None:
+    """Bytes for the idle sessions that the recommended split does not keep, so that KV and checkpoints cover the same ones."""
+    missing, request = workload.idle_sessions - setting.workload.idle_sessions, sizing.request
+    if missing <= 0 or not request.radix_cache:
         return None
     per_worker = ceil_div(missing, request.dp)
     slot = (request.stage_slot_bytes + request.stage_extra_bytes) * workload.checkpoints_per_session
     one = replace(workload, running=0, idle_sessions=request.dp)
     kv = tokens_needed(one, sizing) * request.kv_bytes_per_token // request.dcp
-    total, ledger = per_worker * (slot + kv), sizing.ledger
-    device_states = ledger.conv_pool_bytes + ledger.ssm_pool_bytes + ledger.extra_pool_bytes
-    share = device_states / (device_states + ledger.kv_pool_bytes)
+    total = per_worker * (slot + kv)
+    device_states = setting.pin.slots // request.dp * (request.stage_slot_bytes + request.stage_extra_bytes)
+    device_kv = setting.pin.tokens // request.dcp * request.kv_bytes_per_token
+    share = device_states / (device_states + device_kv)
     covered = min(int(total * share) // slot, int(total * (1 - share)) // kv if kv else per_worker)
     return HostTier(
         sessions=missing, state_bytes=per_worker * slot, kv_bytes=per_worker * kv,

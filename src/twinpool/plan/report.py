@@ -139,8 +139,9 @@ def fit_paragraphs(outcome: Outcome) -> tuple[str, ...]:
 def _inverse_text(inverses: Inverses, workload: Workload, outcome: Outcome) -> str:
     tokens = f"{workload.tokens_per_request:,} tokens"
     ranks = _ranks(inverses.fewest_ranks, outcome)
+    beside = f" beside {workload.idle_sessions:,} idle sessions" * (workload.idle_sessions > 0)
     rows = [
-        (f"most running requests at {tokens}", f"{inverses.most_running:,}"),
+        (f"most running requests{beside} at {tokens}", f"{inverses.most_running:,}"),
         (f"most idle sessions beside {workload.running} running", f"{inverses.most_idle:,}"),
         (f"longest average context of {workload.running} running", f"{inverses.longest_context:,} tokens"),
         ("idle sessions in one GiB of a rank", f"{inverses.sessions_per_gib:,.2f}"),

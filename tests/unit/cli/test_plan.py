@@ -86,6 +86,7 @@ def test_a_plan_that_the_engine_refuses_is_told_and_exits_3(
             [QWEN[0], *ROOM, "--running", "1", "--tokens-per-request", "999999"],
             "--tokens-per-request 999999 is longer than the context of 262144",
         ),
+        ([QWEN[0], *ROOM, "--trace", "tests/data/traces/agent.json"], "does not tell how many requests run at once"),
         (["--state-bytes-per-slot", "4096", *ROOM], "--state-bytes-per-slot and --kv-bytes-per-token go together"),
         (["--state-bytes-per-slot", "6", "--kv-bytes-per-token", "1", *ROOM], "must be a positive multiple of 4"),
     ],

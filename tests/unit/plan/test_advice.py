@@ -84,8 +84,7 @@ def test_what_no_flag_holds_gets_the_nearest_split_a_host_tier_and_more_ranks() 
     assert advice.setting.workload.running == 20
     assert 0 < advice.setting.workload.idle_sessions < 50
     assert advice.host is not None
-    found = fit(work, advice.final)
-    assert advice.host.sessions == 50 - found.idle
+    assert advice.host.sessions == 50 - advice.setting.workload.idle_sessions
     assert advice.host.state_bytes == advice.host.sessions * advice.final.request.stage_slot_bytes
     assert advice.host.kv_bytes == advice.host.sessions * 16_384 * 24_576
     assert advice.host.proportional_sessions < advice.host.sessions
