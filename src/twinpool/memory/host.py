@@ -25,6 +25,7 @@ class _Kind:
         self._taken = bytearray(per_chunk * n_chunks)
         self.limit: int | None = None
         self._free: dict[int, list[int]] = {}  # chunk: free units of it; only chunks of this kind
+        self._open: dict[int, None] = {}  # chunks of this kind with room
 
     @property
     def chunks(self) -> int:
@@ -39,21 +40,18 @@ class _Kind:
     def take(self, n: int, fresh: list[int]) -> Int32Array:
         """n units, from chunks with room first, then from the `fresh` chunks given."""
         taken: list[int] = []
-        for units in self._free.values():
-            if len(taken) == n:
-                break
-            if units:
-                k = min(n - len(taken), len(units))
-                taken += units[len(units) - k :]
-                del units[len(units) - k :]
         for chunk in fresh:
-            units = list(range((chunk + 1) * self.per_chunk - 1, chunk * self.per_chunk - 1, -1))
+            self._free[chunk] = list(range((chunk + 1) * self.per_chunk - 1, chunk * self.per_chunk - 1, -1))
+            self._open[chunk] = None
+        while len(taken) < n:
+            chunk = next(iter(self._open))
+            units = self._free[chunk]
             k = min(n - len(taken), len(units))
-            taken += units[len(units) - k :]
+            taken += reversed(units[len(units) - k :])
             del units[len(units) - k :]
-            self._free[chunk] = units
+            if not units:
+                del self._open[chunk]
         self.used += n
-        assert len(taken) == n
         for unit in taken:
             self._taken[unit] = 1
         return np.array(taken, np.int32)
@@ -67,8 +65,9 @@ class _Kind:
             assert self._taken[unit], f"host unit {unit} is freed and not in use"
             self._taken[unit] = 0
             units.append(unit)
+            self._open[chunk] = None
             if len(units) == self.per_chunk:
-                del self._free[chunk]
+                del self._free[chunk], self._open[chunk]
                 empty.append(chunk)
         self.used -= len(ids)
         return empty
@@ -131,6 +130,18 @@ class HostArena:
     def most_slots(self) -> int:
         """States of an empty arena."""
         return (self.n_chunks if self._slots.limit is None else self._slots.limit) * self._slots.per_chunk
+
+    @property
+    def has_quota(self) -> bool:
+        """Whether chunks of KV never become states' and the other way round."""
+        return self._slots.limit is not None
+
+    def can_ever_hold(self, *, pages: int, slots: int) -> bool:
+        """Whether an empty arena has room for so many pages and states together."""
+        if pages > self.most_pages or slots > self.most_slots:
+            return False
+        chunks = ceil_div(pages, self._pages.per_chunk) + ceil_div(slots, self._slots.per_chunk)
+        return chunks <= self.n_chunks
 
     def lacks(self, *, pages: int, slots: int) -> tuple[bool, bool]:
         """(whether so many pages do not fit now, whether so many states do not fit beside them)."""

@@ -6,7 +6,7 @@ from twinpool.config.resolve import Resolved
 from twinpool.errors import MemoryRefusal
 from twinpool.memory.host import HostArena
 from twinpool.memory.ledger import Ledger
-from twinpool.units import GIB, format_bytes
+from twinpool.units import GIB, ceil_div, format_bytes
 
 GB = 10**9  # the unit of --hicache-size and of the host lines, as in the reference
 DEFAULT_RATIO = 2.0
@@ -26,12 +26,23 @@ def host_arena(resolved: Resolved, ledger: Ledger, *, available_bytes: int | Non
     if resolved.hicache_mamba_size_gb is not None:
         max_slots = int(resolved.hicache_mamba_size_gb * GB) // slot_bytes
     arena = HostArena(total_bytes=total, page_bytes=ledger.page_bytes, slot_bytes=slot_bytes, max_slots=max_slots)
-    if arena.most_slots < 1 or (ledger.page_bytes and arena.n_chunks < 2):
+    if arena.can_ever_hold(pages=int(arena.page_bytes > 0), slots=1):
+        return arena
+    if max_slots is not None and arena.n_chunks > 1:
         raise MemoryRefusal(
-            f"The host tier has {format_bytes(total)} and needs room for a page and a state, {format_bytes(2 * arena.chunk_bytes)}: "
-            f"raise --hicache-size to at least {2 * arena.chunk_bytes / GB:.3f}."
+            f"--hicache-mamba-size-gb {resolved.hicache_mamba_size_gb:g} of {total / GB:.3f} GB is {max_slots} states and leaves "
+            f"{arena.most_pages} KV pages, and at least one of each is needed: give between {_in_gb(slot_bytes)} and "
+            f"{_in_gb(slot_bytes * (arena.n_chunks - 1))}, or leave it out."
         )
-    return arena
+    raise MemoryRefusal(
+        f"The host tier has {format_bytes(total)} and needs room for a page and a state, {format_bytes(2 * arena.chunk_bytes)}: "
+        f"raise --hicache-size to at least {_in_gb(2 * arena.chunk_bytes)}."
+    )
+
+
+def _in_gb(size_bytes: int) -> str:
+    """Bytes for a flag in GB, rounded up to a kilobyte."""
+    return f"{ceil_div(size_bytes, 1000) / 10**6:.6f}"
 
 
 def _total_bytes(resolved: Resolved, ledger: Ledger, available_bytes: int | None) -> int:

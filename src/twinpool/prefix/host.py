@@ -19,6 +19,7 @@ from twinpool.step import HostCopy, Order
 # How often a node must have been used before it is copied; write_back copies when the device copy goes.
 POLICIES = {"write_through": 1, "write_through_selective": 2, "write_back": None}
 _DEAD = -1  # before every time: KV that nothing can be resumed from
+_FEW_ENTRIES = 64  # the order of eviction is not cleared of outdated entries before it has so many
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +62,8 @@ class HostTier:
         self._page_size = page_size
         self._heap: list[tuple[int, int, Node]] = []
         self._pushed = 0
+        self._most_entries = _FEW_ENTRIES
+        self._wanted: list[Node] = []  # whose states `hold` keeps
 
     def used(self, node: Node) -> None:
         """A node was inserted or resumed from: copy its path if it has been used often enough, and note that it is wanted."""
@@ -72,8 +75,10 @@ class HostTier:
             self._save_path(node)
 
     def keep(self, node: Node) -> bool:
-        """Whether an evicted device leaf stays in the tree by its host copy, which write_back makes now."""
-        if node.host_pages is None and self._needed_uses is None:
+        """Whether an evicted device leaf stays in the tree by its host copy, which write_back makes now if there is a state to resume
+        from.
+        """
+        if node.host_pages is None and self._needed_uses is None and node.state:
             self._save_path(node)
         if node.host_pages is None:
             return False
@@ -91,14 +96,15 @@ class HostTier:
         self._offer(node)
 
     def discard(self, node: Node) -> None:
-        """A node leaves the tree with its device copy: a state of it that is on the host alone goes, and all below it."""
-        for child in list(node.children.values()):
-            self._discard_whole(child)
+        """A node leaves the tree with its device copy: what is on the host is a state without KV (write_back), which goes, too."""
+        assert not node.children
+        assert node.host_pages is None
         if node.host_state:
             self._drop_state(node)
 
     def hold(self, node: Node) -> None:
-        """Keep the copies of a node and of those above it until `let_go`."""
+        """Keep the KV copies of a node and of those above it, and the state of the node, until `let_go`."""
+        self._wanted.append(node)
         step: Node | None = node
         while step is not None:
             step.host_lock += 1
@@ -106,6 +112,7 @@ class HostTier:
 
     def let_go(self, node: Node) -> None:
         """Undo `hold`."""
+        self._wanted.remove(node)
         step: Node | None = node
         while step is not None:
             step.host_lock -= 1
@@ -133,10 +140,18 @@ class HostTier:
             lacks_pages, lacks_slots = self.arena.lacks(pages=pages, slots=slots)
             if not (lacks_pages or lacks_slots):
                 return True
-            if lacks_pages and not self._evict_leaf():
+            if not (self._evict_for_pages() if lacks_pages else self._evict_for_slots()):
                 return False
-            if not lacks_pages and not (self._evict_state() or self._evict_leaf()):
-                return False
+
+    def _evict_for_pages(self) -> bool:
+        """Drop one thing that may make room for KV; False when there is none."""
+        return self._evict_leaf() or (not self.arena.has_quota and self._evict_state())
+
+    def _evict_for_slots(self) -> bool:
+        """Drop one thing that may make room for a state; False when there is none. Under a quota KV makes no room for states."""
+        if self.arena.has_quota:
+            return self._evict_state()
+        return self._evict_leaf(only_dead=True) or self._evict_state() or self._evict_leaf()
 
     def give_up(self, node: Node) -> None:
         """Free a node's copies: the whole tree is being emptied."""
@@ -164,6 +179,8 @@ class HostTier:
 
     def _save(self, node: Node) -> bool:
         """Copy a node's KV, and its state if there is room for that, too. Everything above it is on the host."""
+        if not self.arena.can_ever_hold(pages=node.depth // self._page_size, slots=1):
+            return False  # it would push out everything else, and nothing could be resumed from it
         found = self.arena.alloc(pages=len(node.pages)) if self.room(pages=len(node.pages)) else None
         if found is None:
             return False
@@ -195,32 +212,42 @@ class HostTier:
         """A node may have become the next to go."""
         if not node.is_host_leaf:
             return
-        key = _DEAD if not node.on_device and not node.host_state else node.last_access
+        key = self._rank(node)
         if node.host_heap_key == key:
             return
         node.host_heap_key = key
         self._pushed += 1
         heapq.heappush(self._heap, (key, self._pushed, node))
+        if len(self._heap) > self._most_entries:
+            # Those that are held now stay: nobody offers them again under the same key.
+            self._heap = [entry for entry in self._heap if entry[2].host_heap_key == entry[0]]
+            heapq.heapify(self._heap)
+            self._most_entries = 2 * len(self._heap) + _FEW_ENTRIES
 
-    def _evict_leaf(self) -> bool:
+    @staticmethod
+    def _rank(node: Node) -> int:
+        """Leaves of the smallest rank go first."""
+        return _DEAD if not node.on_device and not node.host_state else node.last_access
+
+    def _evict_leaf(self, *, only_dead: bool = False) -> bool:
         """The copy of the leaf that was used longest ago goes, KV and state; dead KV before all. False when there is none."""
         while self._heap:
-            key, _, node = heapq.heappop(self._heap)
-            if node.host_heap_key != key:
-                continue
-            node.host_heap_key = None
-            if not node.is_host_leaf:
-                continue
-            if key != _DEAD and node.last_access > key:
-                self._offer(node)  # used since it was offered
-                continue
-            self._drop(node)
-            return True
+            key, _, node = self._heap[0]
+            if node.host_heap_key == key and node.is_host_leaf and self._rank(node) == key:
+                if only_dead and key != _DEAD:
+                    return False
+                heapq.heappop(self._heap)
+                self._drop(node)
+                return True
+            heapq.heappop(self._heap)
+            if node.host_heap_key == key:
+                node.host_heap_key = None
+                self._offer(node)  # used, or dead or alive again, since it was offered
         return False
 
     def _evict_state(self) -> bool:
         """The state that was used longest ago goes; a leaf goes whole, since its KV would end in nothing to resume from."""
-        node = next((one for one in self.states if not one.host_lock), None)
+        node = next((one for one in self.states if one not in self._wanted), None)
         if node is None:
             return False
         if node.is_host_leaf and not node.on_device:
@@ -245,7 +272,7 @@ class HostTier:
             self._drop_state(node)
         self.arena.free(pages=node.host_pages)
         self.totals.evicted_tokens += len(node.host_pages) * self._page_size
-        node.host_pages = None
+        node.host_pages = node.host_heap_key = None
         parent = node.parent
         assert parent is not None
         parent.n_host_children -= 1
@@ -253,17 +280,9 @@ class HostTier:
             self._remove(node, parent)
         self._offer(parent)
 
-    def _discard_whole(self, node: Node) -> None:
-        """A host-only node and all below it."""
-        for child in list(node.children.values()):
-            self._discard_whole(child)
-        assert not node.on_device
-        self._drop(node)
-
     def _remove(self, node: Node, parent: Node) -> None:
         first_page = node.key[: self._page_size * TOKEN_BYTES]
         del parent.children[first_page]
         self._ghosts.remember(parent, first_page, node)
         node.parent = None
-        node.host_heap_key = None
         self._removed()

@@ -86,7 +86,9 @@ def _resume(book: Book, request: Request, match: Match) -> _Resumed | None:
     """From the deepest checkpoint on the device, if there is room for the rest; None, with nothing held, when there is not."""
     # Locked first: what the request will reuse must not count as room.
     lock = book.tree.lock(match.node)
-    if not _has_kv_room(book, request, match) or not book.tree.room_slots(1 + book.shape.track_slots):
+    if not _has_kv_room(book, request, cached_tokens=match.resume_len) or not book.tree.room_slots(
+        1 + book.shape.track_slots
+    ):
         book.tree.unlock(lock)
         return None
     if match.host_node is None:
@@ -102,7 +104,9 @@ def _resume_restored(book: Book, request: Request, match: Match) -> _Resumed | N
     tree, node = book.tree, match.host_node
     assert node is not None
     held = tree.hold(node)
-    fits = _has_kv_room(book, request, match) and tree.room_slots(2 + book.shape.track_slots) and tree.restore(node)
+    # KV that is on the device and held neither counts as room nor takes any.
+    has_room = _has_kv_room(book, request, cached_tokens=held.lock.node.depth)
+    fits = has_room and tree.room_slots(2 + book.shape.track_slots) and tree.restore(node)
     lock = tree.lock(node) if fits else None
     tree.let_go(held)
     if lock is None:
@@ -131,11 +135,13 @@ def _start(book: Book, sequence: Sequence, reuse: Reuse) -> None:
     )
 
 
-def _has_kv_room(book: Book, request: Request, match: Match) -> bool:
-    """Whether the rest of the prompt and the output expected of everybody fit in free and evictable pages."""
+def _has_kv_room(book: Book, request: Request, *, cached_tokens: int) -> bool:
+    """Whether the rest of the prompt, past what is locked on the device, and the output expected of everybody fit in free and
+    evictable pages.
+    """
     page_size = book.shape.page_size
     room_pages = book.pages.available + book.tree.evictable_pages
-    extend = request.n_tokens - match.resume_len
+    extend = request.n_tokens - cached_tokens
     if not book.running:
         # Alone it may start even if its whole max_tokens does not fit: it will probably stop earlier.
         return ceil_div(extend + 1, page_size) <= room_pages
