@@ -125,13 +125,13 @@ void write_out(const Attention& layer, const Unit& u, const Fold& fold, const T*
     for (int i = 0; i < u.tokens * group; ++i) {
         int64_t token = u.first + i / group;
         int h = u.head * group + i % group;
-        const T* gate = proj + token * ld + (2 * h + 1) * layer.dim;
+        const T* gate = layer.gated ? proj + token * ld + (2 * h + 1) * layer.dim : nullptr;
         T* to = out + (token * layer.heads + h) * layer.dim;
         v16 total = splat(fold.total[i]);
         for (int j = 0; j < layer.dim; j += 16) {
             int n = layer.dim - j;
             v16 value = rounded<T>(load(fold.out + int64_t(i) * fold.width + j) / total);
-            store_some(to + j, value * rounded<T>(sigmoid(load_some(gate + j, n))), n);
+            store_some(to + j, gate ? value * rounded<T>(sigmoid(load_some(gate + j, n))) : value, n);
         }
     }
 }

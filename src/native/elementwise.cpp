@@ -68,4 +68,19 @@ void silu_mul(const void* x, int64_t ldx, void* y, int64_t ldy, int rows, int di
     });
 }
 
+void squared_relu(const void* x, int64_t ldx, void* y, int64_t ldy, int rows, int dim, Dtype t) {
+    with_type(t, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        for_rows(rows, dim, [&](int r) {
+            const T* in = static_cast<const T*>(x) + r * ldx;
+            T* out = static_cast<T*>(y) + r * ldy;
+            for (int i = 0; i < dim; i += 16) {
+                v16 v = load_some(in + i, dim - i);
+                v = v < splat(0) ? splat(0) : v;  // NaN stays
+                store_some(out + i, v * v, dim - i);
+            }
+        });
+    });
+}
+
 }  // namespace tp

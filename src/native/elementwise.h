@@ -31,4 +31,7 @@ void gated_rms_norm(const void* x, int64_t ldx, const void* gate, int64_t ldg, v
 // y[:, i] = round(silu(x[:, i])) * x[:, dim + i].
 void silu_mul(const void* x, int64_t ldx, void* y, int64_t ldy, int rows, int dim, Dtype t);
 
+// y = max(x, 0)^2.
+void squared_relu(const void* x, int64_t ldx, void* y, int64_t ldy, int rows, int dim, Dtype t);
+
 }  // namespace tp

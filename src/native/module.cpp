@@ -120,13 +120,14 @@ void bind_mixers(py::module_& m) {
         });
     py::class_<Attention>(m, "Attention")
         .def(py::init([](int heads, int kv_heads, int dim, int rotary, float scale, float eps, int dtype, Address query_scale,
-                         Address key_scale, Address table) {
+                         Address key_scale, Address table, bool gated) {
                  if (kv_heads < 1 || heads % kv_heads || rotary % 2) throw py::value_error("bad attention shape");
                  return Attention{heads, kv_heads, dim, rotary, scale, eps, dtype_of(dtype), at<float>(query_scale),
-                                  at<float>(key_scale), at<float>(table)};
+                                  at<float>(key_scale), at<float>(table), gated};
              }),
              py::kw_only(), py::arg("heads"), py::arg("kv_heads"), py::arg("dim"), py::arg("rotary"), py::arg("scale"),
-             py::arg("eps"), py::arg("dtype"), py::arg("query_scale"), py::arg("key_scale"), py::arg("table"))
+             py::arg("eps"), py::arg("dtype"), py::arg("query_scale"), py::arg("key_scale"), py::arg("table"),
+             py::arg("gated") = true)
         .def("rotate_and_store", [](const Attention& self, const StepRows& rows, const KvView& kv, Address proj, int64_t ld, Address q) {
             py::gil_scoped_release release;
             rotate_and_store(self, rows.rows, kv, at(proj), ld, at(q));
@@ -148,13 +149,18 @@ void bind_moe(py::module_& m) {
     py::class_<MoeLayer>(m, "Moe")
         .def(py::init([](const Linear& router, const std::vector<const Linear*>& gate_up, const std::vector<const Linear*>& down,
                          const Linear* shared_gate_up, const Linear* shared_down, const Linear* shared_gate, int top_k,
-                         bool normalise) {
-                 if (int(gate_up.size()) != router.n() || down.size() != gate_up.size() || top_k < 1 || top_k > router.n())
+                         bool normalise, bool sigmoid, Address bias, int groups, int top_groups, float epsilon, float scale,
+                         bool squared_relu) {
+                 if (int(gate_up.size()) != router.n() || down.size() != gate_up.size() || top_k < 1 || top_k > router.n() ||
+                     groups < 1 || router.n() % groups || top_groups < 1 || top_groups > groups)
                      throw py::value_error("bad mixture of experts");
-                 return MoeLayer{{&router, gate_up, down, shared_gate_up, shared_down, shared_gate, top_k, normalise}, py::none()};
+                 Routing routing{top_k, sigmoid, at<float>(bias), groups, top_groups, normalise, epsilon, scale};
+                 return MoeLayer{{&router, gate_up, down, shared_gate_up, shared_down, shared_gate, routing, squared_relu}, py::none()};
              }),
              py::kw_only(), py::arg("router"), py::arg("gate_up"), py::arg("down"), py::arg("shared_gate_up"),
-             py::arg("shared_down"), py::arg("shared_gate"), py::arg("top_k"), py::arg("normalise"))
+             py::arg("shared_down"), py::arg("shared_gate"), py::arg("top_k"), py::arg("normalise"), py::arg("sigmoid") = false,
+             py::arg("bias") = 0, py::arg("groups") = 1, py::arg("top_groups") = 1, py::arg("epsilon") = 0.0f,
+             py::arg("scale") = 1.0f, py::arg("squared_relu") = false)
         .def_readwrite("keep", &MoeLayer::keep)
         .def("run", [](const MoeLayer& self, Address x, int rows, Address y, Address residual) {
             py::gil_scoped_release release;
@@ -180,6 +186,10 @@ PYBIND11_MODULE(_native, m) {
                                Address weight, float eps, int dtype) {
         py::gil_scoped_release release;
         gated_rms_norm(at(x), ldx, at(gate), ldg, at(y), ldy, rows, heads, dim, at<float>(weight), eps, dtype_of(dtype));
+    });
+    m.def("squared_relu", [](Address x, int64_t ldx, Address y, int64_t ldy, int rows, int dim, int dtype) {
+        py::gil_scoped_release release;
+        squared_relu(at(x), ldx, at(y), ldy, rows, dim, dtype_of(dtype));
     });
     m.def("silu_mul", [](Address x, int64_t ldx, Address y, int64_t ldy, int rows, int dim, int dtype) {
         py::gil_scoped_release release;

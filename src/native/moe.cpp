@@ -15,8 +15,8 @@ struct Choice {
     float weight;
 };
 
-// The top_k largest of softmax(logits), the lower index first among equals: (expert, weight) in ascending order of expert.
-std::vector<std::pair<int, float>> choose(const float* logits, int n, int top_k, bool normalise) {
+// softmax(logits), padded with zeros; the second value is what each is still to be divided by.
+std::pair<std::vector<float>, float> softmax(const float* logits, int n) {
     std::vector<float> p(size_t(n + 15) / 16 * 16);
     float top = *std::max_element(logits, logits + n);
     v16 sums = splat(0);
@@ -27,20 +27,67 @@ std::vector<std::pair<int, float>> choose(const float* logits, int n, int top_k,
     }
     float total = sum(sums);
     for (float& weight : p) weight = weight == weight ? weight : 0.0f;  // a row of NaN keeps its NaN in `total`
+    return {std::move(p), total};
+}
+
+std::vector<float> sigmoids(const float* logits, int n) {
+    std::vector<float> p(size_t(n + 15) / 16 * 16);
+    for (int i = 0; i < n; i += 16) store(p.data() + i, sigmoid(load_some(logits + i, n - i)));
+    return p;
+}
+
+// What comes first in the choice: larger keys, the lower index among equals. NaN counts as 0, so that the order is one.
+struct Larger {
+    const float* keys;
+    bool operator()(int a, int b) const {
+        float x = keys[a] == keys[a] ? keys[a] : 0.0f, y = keys[b] == keys[b] ? keys[b] : 0.0f;
+        return x != y ? x > y : a < b;
+    }
+};
+
+// The `count` first of 0 .. n - 1 by their keys.
+std::vector<int> first_of(const float* keys, int n, int count) {
     std::vector<int> order(static_cast<size_t>(n));
     std::iota(order.begin(), order.end(), 0);
-    std::partial_sort(order.begin(), order.begin() + top_k, order.end(),
-                      [&](int a, int b) { return p[size_t(a)] != p[size_t(b)] ? p[size_t(a)] > p[size_t(b)] : a < b; });
+    std::partial_sort(order.begin(), order.begin() + count, order.end(), Larger{keys});
+    order.resize(size_t(count));
+    return order;
+}
+
+// Zeros the keys of experts outside the top_groups.
+void leave_groups(const Routing& routing, std::vector<float>& keys, int n) {
+    int each = n / routing.groups;
+    std::vector<float> best(size_t(routing.groups));
+    for (int g = 0; g < routing.groups; ++g) {
+        const float* group = keys.data() + g * each;
+        std::vector<int> two = first_of(group, each, std::min(2, each));
+        for (int i : two) best[size_t(g)] += group[i];
+    }
+    std::vector<bool> kept(size_t(routing.groups));
+    for (int g : first_of(best.data(), routing.groups, routing.top_groups)) kept[size_t(g)] = true;
+    for (int i = 0; i < n; ++i)
+        if (!kept[size_t(i / each)]) keys[size_t(i)] = 0.0f;
+}
+
+// (expert, weight) of the chosen ones, in ascending order of expert.
+std::vector<std::pair<int, float>> choose(const float* logits, int n, const Routing& routing) {
+    auto [scores, total] = routing.sigmoid ? std::pair(sigmoids(logits, n), 1.0f) : softmax(logits, n);
+    std::vector<float> keys = scores;
+    if (routing.bias)
+        for (int i = 0; i < n; ++i) keys[size_t(i)] = scores[size_t(i)] / total + routing.bias[i];
+    if (routing.groups > 1) leave_groups(routing, keys, n);
     std::vector<std::pair<int, float>> chosen;
     float kept = 0;
-    for (int i = 0; i < top_k; ++i) {
-        float weight = p[size_t(order[size_t(i)])] / total;
+    for (int i : first_of(keys.data(), n, routing.top_k)) {
+        float weight = scores[size_t(i)] / total;
         kept += weight;
-        chosen.emplace_back(order[size_t(i)], weight);
+        chosen.emplace_back(i, weight);
     }
-    if (normalise)
-        for (auto& c : chosen) c.second /= kept;
-    std::sort(chosen.begin(), chosen.end());
+    if (routing.normalise)
+        for (auto& c : chosen) c.second /= kept + routing.epsilon;
+    if (routing.scale != 1.0f)
+        for (auto& c : chosen) c.second *= routing.scale;
+    std::sort(chosen.begin(), chosen.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
     return chosen;
 }
 
@@ -53,20 +100,21 @@ std::vector<std::vector<Choice>> route(const Moe& layer, const T* x, int rows) {
     std::vector<float> wide(static_cast<size_t>(n));
     for (int r = 0; r < rows; ++r) {
         for (int i = 0; i < n; ++i) wide[size_t(i)] = to_float(logits[size_t(r) * size_t(n) + size_t(i)]);
-        for (auto [expert, weight] : choose(wide.data(), n, layer.top_k, layer.normalise))
+        for (auto [expert, weight] : choose(wide.data(), n, layer.routing))
             by_expert[size_t(expert)].push_back({r, rounded<T>(weight)});
     }
     return by_expert;
 }
 
-// out [rows, hidden] = down(silu(gate) * up); the caller's buffers are sized by it.
+// out [rows, hidden] = down(silu(gate) * up) or down(relu(up)^2); the caller's buffers are sized by it.
 template <class T>
-void expert(const Linear& gate_up, const Linear& down, const T* x, int rows, std::vector<T>& work, T* out) {
-    int width = down.k();
-    work.resize(size_t(rows) * size_t(width) * 3);
-    T* product = work.data() + size_t(rows) * size_t(width) * 2;
-    gate_up.run(x, gate_up.k(), rows, work.data(), 2 * width, nullptr, false);
-    silu_mul(work.data(), 2 * width, product, width, rows, width, gate_up.dtype());
+void expert(const Linear& gate_up, const Linear& down, bool squared, const T* x, int rows, std::vector<T>& work, T* out) {
+    int width = down.k(), in = gate_up.n();
+    work.resize(size_t(rows) * size_t(width + in));
+    T* product = work.data() + size_t(rows) * size_t(in);
+    gate_up.run(x, gate_up.k(), rows, work.data(), in, nullptr, false);
+    if (squared) squared_relu(work.data(), in, product, width, rows, width, gate_up.dtype());
+    else silu_mul(work.data(), in, product, width, rows, width, gate_up.dtype());
     down.run(product, width, rows, out, down.n(), nullptr, false);
 }
 
@@ -80,7 +128,7 @@ void run(const Moe& layer, const T* x, int rows, T* y, const T* residual) {
         if (chosen.empty()) continue;
         in.resize(chosen.size() * size_t(hidden));
         for (size_t i = 0; i < chosen.size(); ++i) std::copy_n(x + int64_t(chosen[i].row) * hidden, hidden, in.data() + i * size_t(hidden));
-        expert(*layer.gate_up[e], *layer.down[e], in.data(), int(chosen.size()), work, out.data());
+        expert(*layer.gate_up[e], *layer.down[e], layer.squared_relu, in.data(), int(chosen.size()), work, out.data());
         for (size_t i = 0; i < chosen.size(); ++i) {
             T* sum_row = total.data() + int64_t(chosen[i].row) * hidden;
             const T* row = out.data() + i * size_t(hidden);
@@ -92,11 +140,11 @@ void run(const Moe& layer, const T* x, int rows, T* y, const T* residual) {
     }
     std::vector<T> gate(static_cast<size_t>(rows));
     if (layer.shared_down) {
-        expert(*layer.shared_gate_up, *layer.shared_down, x, rows, work, out.data());
-        layer.shared_gate->run(x, hidden, rows, gate.data(), 1, nullptr, false);
+        expert(*layer.shared_gate_up, *layer.shared_down, layer.squared_relu, x, rows, work, out.data());
+        if (layer.shared_gate) layer.shared_gate->run(x, hidden, rows, gate.data(), 1, nullptr, false);
     }
     for (int r = 0; r < rows; ++r) {
-        v16 open = layer.shared_down ? rounded<T>(sigmoid(splat(to_float(gate[size_t(r)])))) : splat(0);
+        v16 open = layer.shared_gate ? rounded<T>(sigmoid(splat(to_float(gate[size_t(r)])))) : splat(1);
         for (int c = 0; c < hidden; c += 16) {
             int64_t at = int64_t(r) * hidden + c;
             int n = hidden - c;

@@ -6,13 +6,23 @@
 
 namespace tp {
 
+// How experts are chosen from the router's logits.
+struct Routing {
+    int top_k;
+    bool sigmoid;          // scores are sigmoid(logit) each, not softmax
+    const float* bias;     // [experts], added to the scores for choosing only; or null
+    int groups, top_groups;  // experts in equal groups; only those in the top_groups with the largest sum of their two best count
+    bool normalise;        // chosen weights are divided by their sum + epsilon
+    float epsilon, scale;  // scale: factor on the weights, last
+};
+
 struct Moe {
     const Linear* router;                       // -> experts
-    std::vector<const Linear*> gate_up, down;   // an expert each: -> 2 * intermediate, -> hidden
+    std::vector<const Linear*> gate_up, down;   // an expert each: -> 2 * intermediate (or 1 *, squared_relu), -> hidden
     const Linear *shared_gate_up, *shared_down; // null without a shared expert
-    const Linear* shared_gate;                  // -> 1
-    int top_k;
-    bool normalise;                             // chosen weights sum to 1
+    const Linear* shared_gate;                  // -> 1; null: the shared expert counts whole
+    Routing routing;
+    bool squared_relu;                          // down(relu(up)^2) instead of down(silu(gate) * up)
 };
 
 // y[i] = round(residual[i] + moe(x[i])); x, y, residual: [rows, hidden] of the layers' dtype, contiguous; y may be residual.

@@ -9,13 +9,14 @@ namespace {
 
 constexpr int TASK_TOKENS = 8;
 
-// One head: norm, round, rotate the first `rotary` elements (halves are pairs), round. work: float [dim].
+// One head: norm (with a scale), round, rotate the first `rotary` elements (halves are pairs), round. work: float [dim].
 template <class T, class Out>
 void norm_and_rotate(const T* x, int dim, int rotary, const float* scale, float eps, const float* cos_sin, float* work, Out* y) {
-    v16 inverse = splat(inverse_rms(x, dim, eps));
+    v16 inverse = splat(scale ? inverse_rms(x, dim, eps) : 1.0f);
     for (int i = 0; i < dim; i += 16) {
         int n = dim - i;
-        store_some(work + i, rounded<T>(load_some(x + i, n) * inverse * load_some(scale + i, n)), n);
+        v16 v = load_some(x + i, n);
+        store_some(work + i, scale ? rounded<T>(v * inverse * load_some(scale + i, n)) : v, n);
     }
     int half = rotary / 2;
     for (int i = 0; i < half; i += 16) {
@@ -34,11 +35,11 @@ void one_token(const Attention& layer, const Rows& rows, const KvView& kv, int r
     const float* cos_sin = layer.table + int64_t(position) * layer.rotary;
     float* work = static_cast<float*>(scratch(2, int64_t(dim) * 4 + 64));
     for (int h = 0; h < layer.heads; ++h)
-        norm_and_rotate(proj + h * 2 * dim, dim, layer.rotary, layer.query_scale, layer.eps, cos_sin, work, q + h * dim);
+        norm_and_rotate(proj + h * layer.query_columns(), dim, layer.rotary, layer.query_scale, layer.eps, cos_sin, work, q + h * dim);
     int64_t at = kv.offset(rows.pages[size_t(row)], position);
     K* keys = reinterpret_cast<K*>(kv.keys + at);
     K* values = reinterpret_cast<K*>(kv.values + at);
-    const T* in = proj + layer.heads * 2 * dim;
+    const T* in = proj + layer.heads * layer.query_columns();
     for (int h = 0; h < layer.kv_heads; ++h)
         norm_and_rotate(in + h * dim, dim, layer.rotary, layer.key_scale, layer.eps, cos_sin, work, keys + h * dim);
     in += layer.kv_heads * dim;

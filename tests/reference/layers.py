@@ -102,13 +102,14 @@ def gdn_pools(shape: GdnShape, *, conv: torch.dtype, ssm: torch.dtype) -> Pools:
 
 
 def attention_kernel(shape: AttentionShape, dtype: torch.dtype) -> AttentionKernel:
-    """A layer with random norms and a plain rotary table."""
+    """A layer with random norms (where the shape has an eps) and a plain rotary table."""
     g = torch.Generator().manual_seed(1)
     angles = torch.arange(MAX_TOKENS)[:, None] * 100.0 ** -(torch.arange(shape.rotary // 2) / max(1, shape.rotary // 2))
+    scales = [1 + 0.1 * torch.randn(shape.dim, generator=g) if shape.eps else None for _ in range(2)]
     return AttentionKernel(
         shape,
-        query_scale=1 + 0.1 * torch.randn(shape.dim, generator=g),
-        key_scale=1 + 0.1 * torch.randn(shape.dim, generator=g),
+        query_scale=scales[0],
+        key_scale=scales[1],
         table=torch.cat([angles.cos(), angles.sin()], -1).contiguous(),
         dtype=dtype,
     )

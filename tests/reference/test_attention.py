@@ -18,9 +18,12 @@ pytestmark = pytest.mark.skipif(native is None, reason="the kernels are not comp
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 SHAPES = {
-    "256": AttentionShape(heads=4, kv_heads=1, dim=256, rotary=64, scale=256**-0.5, eps=1e-6),
-    "64": AttentionShape(heads=4, kv_heads=2, dim=64, rotary=32, scale=0.125, eps=1e-6),
-    "odd": AttentionShape(heads=3, kv_heads=3, dim=22, rotary=10, scale=0.3, eps=1e-5),
+    "256": AttentionShape(heads=4, kv_heads=1, dim=256, rotary=64, scale=256**-0.5, eps=1e-6, gated=True),
+    "64": AttentionShape(heads=4, kv_heads=2, dim=64, rotary=32, scale=0.125, eps=1e-6, gated=True),
+    "odd": AttentionShape(heads=3, kv_heads=3, dim=22, rotary=10, scale=0.3, eps=1e-5, gated=True),
+    "plain": AttentionShape(heads=4, kv_heads=2, dim=32, rotary=32, scale=0.2),
+    "no positions": AttentionShape(heads=2, kv_heads=1, dim=16, rotary=0, scale=0.25),
+    "norms, no gate": AttentionShape(heads=4, kv_heads=4, dim=16, rotary=16, scale=0.25, eps=1e-5),
 }
 
 
@@ -32,7 +35,7 @@ def _threads() -> Iterator[None]:
 
 
 def inputs(shape: AttentionShape, n: int, dtype: torch.dtype, seed: int = 2) -> torch.Tensor:
-    width = 2 * (shape.heads + shape.kv_heads) * shape.dim
+    width = shape.query_columns + 2 * shape.kv_heads * shape.dim
     return torch.randn(n, width, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 

@@ -26,6 +26,7 @@ from twinpool.step import HostCopy
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # All bits set is a NaN in every float format.
 _NAN_BYTE = 0xFF
+_NOTHING = (0,)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +39,10 @@ class KvViews:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateViews:
-    """One linear layer's states: conv [slots + 1, *conv], ssm [slots + 1, *temporal]; slot 0 is padding."""
+    """One linear layer's states: conv [slots + 1, *conv], ssm [slots + 1, *temporal]; slot 0 is padding.
+
+    A part that the layer does not have is [slots + 1, 0].
+    """
 
     conv: torch.Tensor
     ssm: torch.Tensor
@@ -143,11 +147,11 @@ def _state_views(
     at_bytes = 0
     ssm_views: list[torch.Tensor] = []
     for shape in shapes:
-        view, at_bytes = _view(ssm, shape.temporal, at_bytes, count=count, stride_bytes=stride)
+        view, at_bytes = _view(ssm, shape.temporal or _NOTHING, at_bytes, count=count, stride_bytes=stride)
         ssm_views.append(view)
     views: list[StateViews] = []
     for shape, ssm_view in zip(shapes, ssm_views, strict=True):
-        conv_view, at_bytes = _view(conv, shape.conv, at_bytes, count=count, stride_bytes=stride)
+        conv_view, at_bytes = _view(conv, shape.conv or _NOTHING, at_bytes, count=count, stride_bytes=stride)
         views.append(StateViews(conv_view, ssm_view))
     assert at_bytes <= arena.slot_bytes, "the layers' states are larger than a slot"
     return tuple(views)

@@ -1,8 +1,8 @@
 """A transformers model with our layers inside.
 
-The module tree, config and rotary frequencies are transformers'; mixers, norms, MLPs and linear layers are replaced by ours,
-which take the step as an argument instead of cache, mask and position embeddings. So the loop over layers is ours as well: it
-adds residuals inside the linear layers and makes no mask, which paged attention has no use for.
+The module tree, config and rotary frequencies are transformers'; layers are ours (families/ says how each is put together), and
+take the step as an argument instead of cache, mask and position embeddings. So the loop over layers is ours as well: it adds
+residuals inside the linear layers and makes no mask, which paged attention has no use for.
 
     model = load_model(folder, dtype="bfloat16", device="cpu")
     logits = model.forward(input_ids, step, memory, sample_at)
@@ -12,52 +12,25 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from twinpool.errors import ModelError
-from twinpool.models.attention.layer import adopt_attention
-from twinpool.models.blocks import Linear, adopt_mlp, adopt_norm
+from twinpool.models.blocks import Linear
 from twinpool.models.bound import BoundMemory, Step
 from twinpool.models.config_file import read_config
-from twinpool.models.gdn.layer import adopt_gdn
+from twinpool.models.families import qwen
+from twinpool.models.families.base import Decoder, Parts, Source
 from twinpool.models.step_batch import MemoryViews, StepBatch
 from twinpool.models.weights import assign_weights, read_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a family's classes are in transformers, and how its checkpoints name the text part.
-
-    ignored: prefixes of other modalities and draft layers; renamed: prefix in the checkpoint -> prefix in the model.
-    """
-
-    module: str
-    config: str
-    model: str
-    ignored: tuple[str, ...] = ("mtp.",)
-    renamed: Mapping[str, str] | None = None
-
-
-_NESTED = {"model.language_model.": "model."}
-_VISUAL = ("mtp.", "model.visual.")
-_DENSE = "transformers.models.qwen3_5"
-_SPARSE = "transformers.models.qwen3_5_moe"
-SOURCES = {
-    "Qwen3NextForCausalLM": Source("transformers.models.qwen3_next", "Qwen3NextConfig", "Qwen3NextForCausalLM"),
-    "Qwen3_5ForCausalLM": Source(_DENSE, "Qwen3_5TextConfig", "Qwen3_5ForCausalLM"),
-    "Qwen3_5MoeForCausalLM": Source(_SPARSE, "Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM"),
-    "Qwen3_5ForConditionalGeneration": Source(_DENSE, "Qwen3_5TextConfig", "Qwen3_5ForCausalLM", _VISUAL, _NESTED),
-    "Qwen3_5MoeForConditionalGeneration": Source(
-        _SPARSE, "Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", _VISUAL, _NESTED
-    ),
-}
+# Every architecture that can be served.
+SOURCES: dict[str, Source] = {**qwen.SOURCES}
 # Frequencies of these change with the length of the sequence, which a table made at boot cannot follow.
 _MOVING_ROPE = ("dynamic", "longrope")
 
@@ -68,19 +41,12 @@ class AdoptedModel:
     weight_bytes: all weights in the form they are kept; vocab_size: columns of the logits.
     """
 
-    def __init__(self, model: Any, *, weight_bytes: int, device: torch.device) -> None:
-        self._embeddings: torch.Tensor = model.model.embed_tokens.weight
-        self._layers = [
-            (
-                block.input_layernorm.forward,
-                mixer_of(block).forward,
-                block.post_attention_layernorm.forward,
-                block.mlp.forward,
-            )
-            for block in model.model.layers
-        ]
-        self._norm = model.model.norm.forward
+    def __init__(self, model: Any, decoder: Decoder, *, weight_bytes: int, device: torch.device) -> None:
+        self._embeddings: torch.Tensor = model.get_input_embeddings().weight
+        self._layers = [layer.forward for layer in decoder.layers]
+        self._norm = decoder.norm.forward
         self._head = model.lm_head.forward
+        self._embed_scale, self._logit_scale = decoder.embed_scale, decoder.logit_scale
         self._device = device
         self._memory: BoundMemory | None = None
         self.module = model
@@ -99,18 +65,14 @@ class AdoptedModel:
             bound = self._memory = BoundMemory.of(memory)
         ready = Step.of(step, bound, device=self._device)
         hidden = F.embedding(input_ids, self._embeddings)
-        for norm, mixer, second_norm, mlp in self._layers:
-            hidden = mixer(norm(hidden), ready, hidden)
-            hidden = mlp(second_norm(hidden), hidden)
+        if self._embed_scale != 1.0:
+            hidden = hidden * self._embed_scale
+        for layer in self._layers:
+            hidden = layer(hidden, ready)
         if len(sample_at) == 0:
             return torch.empty((0, self.vocab_size), device=self._device)
         logits: torch.Tensor = self._head(self._norm(hidden[sample_at]), wide=True)
-        return logits
-
-
-def mixer_of(block: Any) -> Any:
-    """The token mixer of a decoder layer."""
-    return block.linear_attn if hasattr(block, "linear_attn") else block.self_attn
+        return logits if self._logit_scale == 1.0 else logits * self._logit_scale
 
 
 def load_model(folder: Path, *, dtype: str, device: str = "cpu", context_len: int | None = None) -> AdoptedModel:
@@ -121,21 +83,25 @@ def load_model(folder: Path, *, dtype: str, device: str = "cpu", context_len: in
     """
     config_json = read_config(folder)
     source = _source_of(config_json)
-    module = importlib.import_module(f"{source.module}.modeling_{source.module.rsplit('.', 1)[-1]}")
-    config_module = importlib.import_module(f"{source.module}.configuration_{source.module.rsplit('.', 1)[-1]}")
-    config = _text_config(getattr(config_module, source.config), config_json, folder)
+    modeling, configuration = (
+        importlib.import_module(f"transformers.models.{source.module}.{kind}_{source.module}")
+        for kind in ("modeling", "configuration")
+    )
+    config = _text_config(getattr(configuration, source.config), config_json, folder)
+    source.check(config)
     with torch.device("meta"):
-        model = getattr(module, source.model)(config)
-    tensors = read_weights(folder, ignored=source.ignored, renamed=source.renamed or {})
+        model = getattr(modeling, source.model)(config)
+    tensors = read_weights(folder, ignored=source.ignored, renamed=source.renamed)
     assign_weights(model, tensors, dtype=DTYPES[dtype], folder=folder)
     place = torch.device(device)
     with torch.inference_mode():
         model.to(place) if place.type != "cpu" else None
-        table = _rotary_table(type(model.model.rotary_emb)(config), context_len or config.max_position_embeddings).to(
-            place
-        )
-        weight_bytes = _adopt_layers(model, table)
-    return AdoptedModel(model.eval(), weight_bytes=weight_bytes, device=place)
+        positions = context_len or config.max_position_embeddings
+        rotary = getattr(model.base_model, "rotary_emb", None)
+        table = torch.empty(positions, 0) if rotary is None else _rotary_table(type(rotary)(config), positions)
+        decoder = source.build(Parts(model=model, table=table.to(place)))
+        weight_bytes = _take_over(model, decoder) + table.numel() * table.element_size()
+    return AdoptedModel(model.eval(), decoder, weight_bytes=weight_bytes, device=place)
 
 
 def _source_of(config: Mapping[str, Any]) -> Source:
@@ -154,9 +120,10 @@ def _text_config(config_class: Any, config_json: Mapping[str, Any], folder: Path
         config = config_class(**text)
     except (TypeError, ValueError) as error:
         raise ModelError(f"{folder / 'config.json'} is not a {config_class.__name__}: {error}.") from error
-    if config.hidden_act != "silu":
-        raise ModelError(f"config.json says hidden_act='{config.hidden_act}'; only 'silu' runs here.")
-    rope_type = config.rope_parameters["rope_type"]
+    activation = getattr(config, "hidden_act", "silu")
+    if activation != "silu":
+        raise ModelError(f"config.json says hidden_act='{activation}'; only 'silu' runs here.")
+    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope_type in _MOVING_ROPE:
         raise ModelError(
             f"config.json says rope_type='{rope_type}', which does not run here; use 'default', 'linear' or 'yarn'."
@@ -174,21 +141,12 @@ def _rotary_table(rotary: Any, positions: int) -> torch.Tensor:
     return torch.cat([cos[0, :, :half], sin[0, :, :half]], -1).contiguous()
 
 
-def _adopt_layers(model: Any, table: torch.Tensor) -> int:
-    """Replace norms, mixers and MLPs of every layer; returns the bytes of all weights as they are kept now."""
-    counts = {"linear": 0, "attention": 0}
-    for block in model.model.layers:
-        if hasattr(block, "linear_attn"):
-            block.linear_attn = adopt_gdn(block.linear_attn, layer=counts["linear"])
-            counts["linear"] += 1
-        else:
-            block.self_attn = adopt_attention(block.self_attn, layer=counts["attention"], table=table)
-            counts["attention"] += 1
-        block.mlp = adopt_mlp(block.mlp)
-        block.input_layernorm = adopt_norm(block.input_layernorm)
-        block.post_attention_layernorm = adopt_norm(block.post_attention_layernorm)
-    model.model.norm = adopt_norm(model.model.norm)
+def _take_over(model: Any, decoder: Decoder) -> int:
+    """Leave of `model` its embeddings and our parts; returns the bytes of all weights as they are kept now."""
+    base, embeddings = model.base_model, model.get_input_embeddings()
+    for name in [name for name, child in base.named_children() if child is not embeddings]:
+        delattr(base, name)
+    base.layers, base.norm = nn.ModuleList(decoder.layers), decoder.norm
     model.lm_head = Linear([model.lm_head.weight])
     packed = sum(module.size_bytes for module in model.modules() if isinstance(module, Linear))
-    embeddings = model.model.embed_tokens.weight
-    return int(packed + embeddings.numel() * embeddings.element_size() + table.numel() * table.element_size())
+    return int(packed + embeddings.weight.numel() * embeddings.weight.element_size())

@@ -1,4 +1,4 @@
-"""What lies around the mixers: linear layers with packed weights, norms, MLP, mixture of experts.
+"""What lies around the mixers: linear layers with packed weights, norms, MLP, mixture of experts, the usual layer.
 
 Activations are [T, features], contiguous, of the model's dtype. `residual` is added after rounding, in place, and returned.
 """
@@ -6,12 +6,14 @@ Activations are [T, features], contiguous, of the model's dtype. `residual` is a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from twinpool.models.bound import Step
 from twinpool.models.native import CODES, native, use_native
 
 
@@ -56,12 +58,12 @@ class Linear(nn.Module):
         return out
 
 
-class ZeroCentredNorm(nn.Module):
-    """x / rms(x) * (1 + weight)."""
+class RmsNorm(nn.Module):
+    """x / rms(x) * weight."""
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         super().__init__()
-        self.scale = 1.0 + weight.detach().float()
+        self.scale = weight.detach().float().contiguous()
         self.eps = eps
         self.native = use_native(weight.device)
 
@@ -86,18 +88,56 @@ class ZeroCentredNorm(nn.Module):
         return out
 
 
-class Mlp(nn.Module):
-    """residual += down(silu(gate(x)) * up(x))."""
+class ZeroCentredNorm(RmsNorm):
+    """x / rms(x) * (1 + weight)."""
 
-    def __init__(self, *, gate_up: Linear, down: Linear) -> None:
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        super().__init__(1.0 + weight.detach().float(), eps)
+
+
+class PreNormLayer(nn.Module):
+    """hidden += m mixer(norm(hidden)), then hidden += m mlp(second_norm(hidden)), m the multiplier.
+
+    mixer: a module `(x, step, residual) -> residual` that adds in place; mlp: `(x, residual) -> residual`, likewise.
+    """
+
+    def __init__(
+        self, *, norm: nn.Module, mixer: nn.Module, second_norm: nn.Module, mlp: nn.Module, multiplier: float = 1.0
+    ) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([norm, mixer, second_norm, mlp])
+        # Kept beside the list: looking modules up in it for every step costs more than it does here.
+        self._norm, self._mixer = norm.forward, mixer.forward
+        self._second_norm, self._mlp = second_norm.forward, mlp.forward
+        self._multiplier = multiplier
+
+    def forward(self, hidden: torch.Tensor, step: Step) -> torch.Tensor:
+        """hidden [T, hidden_size], changed in place and returned."""
+        if self._multiplier == 1.0:
+            hidden = self._mixer(self._norm(hidden), step, hidden)
+            return self._mlp(self._second_norm(hidden), hidden)  # type: ignore[no-any-return]
+        # Two roundings, as a product and a sum: torch's add with a factor fuses them in some lanes and not in others.
+        hidden.add_(self._mixer(self._norm(hidden), step, torch.zeros_like(hidden)).mul_(self._multiplier))
+        return hidden.add_(self._mlp(self._second_norm(hidden), torch.zeros_like(hidden)).mul_(self._multiplier))
+
+
+class Mlp(nn.Module):
+    """residual += down(silu(gate(x)) * up(x)), or down(relu(up(x))^2) if squared_relu; gate_up is the one or the other."""
+
+    def __init__(self, *, gate_up: Linear, down: Linear, squared_relu: bool = False) -> None:
         super().__init__()
         self.gate_up = gate_up
         self.down = down
+        self.squared_relu = squared_relu
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """x (normed), residual: [T, hidden_size]."""
-        out: torch.Tensor = self.down(gated_product(self.gate_up(x)), residual=residual)
-        return out
+        return self.down.forward(self.inner(x), residual)
+
+    def inner(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, intermediate size]: what goes into `down`."""
+        opened = self.gate_up.forward(x)
+        return squared_relu(opened) if self.squared_relu else gated_product(opened)
 
 
 def gated_product(gate_up: torch.Tensor) -> torch.Tensor:
@@ -111,37 +151,87 @@ def gated_product(gate_up: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def squared_relu(x: torch.Tensor) -> torch.Tensor:
+    """max(x, 0)^2 of [T, n]; [T, n]."""
+    if not use_native(x.device):
+        return F.relu(x).square()
+    rows, width = x.shape
+    out = torch.empty((rows, width), dtype=x.dtype)
+    native.squared_relu(x.data_ptr(), x.stride(0), out.data_ptr(), width, rows, width, CODES[x.dtype])
+    return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Router:
+    """How experts are chosen and weighted.
+
+    linear: to one logit an expert; scores are their softmax, or sigmoids. bias: float32 [experts], added for choosing only.
+    groups: experts are in equal groups, and only the top_groups with the largest sum of their two best scores are open.
+    normalise: weights are divided by their sum + epsilon; scale: a factor on them, last.
+    """
+
+    linear: Linear
+    top_k: int
+    normalise: bool
+    sigmoid: bool = False
+    bias: torch.Tensor | None = None
+    groups: int = 1
+    top_groups: int = 1
+    epsilon: float = 0.0
+    scale: float = 1.0
+
+    def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(weights float32, experts int64), both [T, top_k], of x [T, hidden_size]."""
+        logits = self.linear.forward(x).float()
+        scores = logits.sigmoid() if self.sigmoid else logits.softmax(-1)
+        keys = scores if self.bias is None else scores + self.bias
+        if self.groups > 1:
+            grouped = keys.unflatten(-1, (self.groups, -1))
+            best = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1).topk(self.top_groups, -1).indices
+            closed = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, best, False)
+            keys = grouped.masked_fill(closed[..., None], 0.0).flatten(-2)
+        chosen = keys.topk(self.top_k, -1).indices
+        weights = scores.gather(-1, chosen)
+        if self.normalise:
+            weights = weights / (weights.sum(-1, keepdim=True) + self.epsilon)
+        return weights * self.scale, chosen
+
+
 class Moe(nn.Module):
-    """residual += sum of the chosen experts, weighted, plus the gated shared expert."""
+    """residual += sum of the chosen experts, weighted, plus the shared expert where there is one, gated if it has a gate."""
 
     def __init__(
         self,
         *,
-        router: Linear,
+        router: Router,
         experts: Sequence[Mlp],
-        shared: Mlp,
-        shared_gate: Linear,
-        top_k: int,
-        normalise: bool,
+        shared: Mlp | None = None,
+        shared_gate: Linear | None = None,
     ) -> None:
         super().__init__()
         self.router = router
+        self.linears = nn.ModuleList([router.linear] if shared_gate is None else [router.linear, shared_gate])
         self.experts = nn.ModuleList(experts)
         self.shared = shared
         self.shared_gate = shared_gate
-        self.top_k = top_k
-        self.normalise = normalise
         self.handle: Any = None
-        if router.handle is not None:
+        if router.linear.handle is not None:
             self.handle = native.Moe(
-                router=router.handle,
+                router=router.linear.handle,
                 gate_up=[e.gate_up.handle for e in experts],
                 down=[e.down.handle for e in experts],
-                shared_gate_up=shared.gate_up.handle,
-                shared_down=shared.down.handle,
-                shared_gate=shared_gate.handle,
-                top_k=top_k,
-                normalise=normalise,
+                shared_gate_up=None if shared is None else shared.gate_up.handle,
+                shared_down=None if shared is None else shared.down.handle,
+                shared_gate=None if shared_gate is None else shared_gate.handle,
+                top_k=router.top_k,
+                normalise=router.normalise,
+                sigmoid=router.sigmoid,
+                bias=0 if router.bias is None else router.bias.data_ptr(),
+                groups=router.groups,
+                top_groups=router.top_groups,
+                epsilon=router.epsilon,
+                scale=router.scale,
+                squared_relu=experts[0].squared_relu,
             )
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -153,39 +243,26 @@ class Moe(nn.Module):
         return residual
 
     def _forward_torch(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        weights, chosen = self.router(x).float().softmax(-1).topk(self.top_k, -1)
-        if self.normalise:
-            weights = weights / weights.sum(-1, keepdim=True)
+        weights, chosen = self.router.choose(x)
         weights = weights.to(x.dtype)
         total = torch.zeros_like(x)
         for number, expert in enumerate(self.experts):
             token, place = torch.where(chosen == number)
             if len(token):
-                out = expert.down(gated_product(expert.gate_up(x[token])))  # type: ignore[operator]
+                out = expert.down(expert.inner(x[token]))  # type: ignore[operator]
                 total.index_add_(0, token, out * weights[token, place, None])
-        shared = self.shared.down(gated_product(self.shared.gate_up(x)))
-        return residual.add_(total + torch.sigmoid(self.shared_gate(x)) * shared)
+        if self.shared is not None:
+            shared = self.shared.down.forward(self.shared.inner(x))
+            total += shared if self.shared_gate is None else torch.sigmoid(self.shared_gate.forward(x)) * shared
+        return residual.add_(total)
 
 
-def adopt_mlp(module: Any) -> Mlp | Moe:
-    """Our block with the weights of a Qwen3-Next or Qwen3.5 MLP or sparse MoE block."""
-    if not hasattr(module, "experts"):
-        return Mlp(
-            gate_up=Linear([module.gate_proj.weight, module.up_proj.weight]), down=Linear([module.down_proj.weight])
-        )
-    shared = adopt_mlp(module.shared_expert)
-    assert isinstance(shared, Mlp), "a shared expert is a plain MLP"
-    pairs = zip(module.experts.gate_up_proj, module.experts.down_proj, strict=True)
-    return Moe(
-        router=Linear([module.gate.weight]),
-        experts=[Mlp(gate_up=Linear([gate_up]), down=Linear([down])) for gate_up, down in pairs],
-        shared=shared,
-        shared_gate=Linear([module.shared_expert_gate.weight]),
-        top_k=module.gate.top_k,
-        normalise=getattr(module.gate, "norm_topk_prob", True),
-    )
-
-
-def adopt_norm(module: Any) -> ZeroCentredNorm:
-    """Our norm with the weight of a Qwen3-Next or Qwen3.5 RMSNorm."""
-    return ZeroCentredNorm(module.weight, module.eps)
+def make_experts(module: Any, *, squared_relu: bool = False) -> list[Mlp]:
+    """One MLP an expert, from a module with gate_up_proj [experts, 2 intermediate, hidden] (up_proj, [experts, intermediate,
+    hidden], if squared_relu) and down_proj [experts, hidden, intermediate].
+    """
+    opens = module.up_proj if squared_relu else module.gate_up_proj
+    return [
+        Mlp(gate_up=Linear([first]), down=Linear([second]), squared_relu=squared_relu)
+        for first, second in zip(opens, module.down_proj, strict=True)
+    ]

@@ -13,7 +13,7 @@ from twinpool.models.step_batch import KvLayer, MemoryViews, StateLayer, StepBat
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundKv:
-    """One attention layer's cache: torch views and, on the CPU, the kernels' handle."""
+    """One attention layer's cache: torch views and, on the CPU, the kernels' handle (None for keys unlike their values)."""
 
     views: KvLayer
     handle: Any
@@ -70,10 +70,9 @@ class Step:
 
 def _bind_kv(layer: KvLayer) -> BoundKv:
     keys, values = layer.keys, layer.values
-    assert keys.shape == values.shape, "keys and values of one shape"
-    assert keys.stride() == values.stride(), "keys and values lie alike"
-    if not use_native(keys.device):
+    if not use_native(keys.device) or keys.shape != values.shape:
         return BoundKv(layer, None)
+    assert keys.stride() == values.stride(), "keys and values lie alike"
     assert keys[0].is_contiguous(), "a page's tokens lie one after another"
     _, page_size, heads, dim = keys.shape
     handle = native.KvView(

@@ -17,9 +17,9 @@ _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weig
 def read_weights(folder: Path, *, ignored: Iterable[str], renamed: Mapping[str, str]) -> dict[str, torch.Tensor]:
     """All tensors of a folder's safetensors files.
 
-    ignored: prefixes of names to leave out (other modalities, draft layers); renamed: prefix -> prefix. Experts that are stored
-    one by one come out stacked: `*.experts.gate_up_proj` [experts, 2 intermediate, hidden] and `*.experts.down_proj`. Raises
-    ModelError if there are no files or one cannot be read.
+    ignored: prefixes of names to leave out (other modalities, draft layers); renamed: regular expression -> replacement, in
+    order. Experts that are stored one by one (under their names after that) come out stacked: `*.experts.gate_up_proj`
+    [experts, 2 intermediate, hidden] and `*.experts.down_proj`. Raises ModelError if there are no files or one cannot be read.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -40,11 +40,12 @@ def read_weights(folder: Path, *, ignored: Iterable[str], renamed: Mapping[str, 
 def assign_weights(
     model: torch.nn.Module, tensors: dict[str, torch.Tensor], *, dtype: torch.dtype, folder: Path
 ) -> None:
-    """Give `model`'s parameters the tensors of their names, in `dtype`; a tied lm_head may be left out.
+    """Give `model`'s parameters the tensors of their names, in `dtype`, and its saved buffers theirs, in the dtype they have;
+    a tied lm_head may be left out.
 
     Raises ModelError naming what is missing, what is unknown, or whose shape differs from the config's.
     """
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    parameters = model.state_dict(keep_vars=True)
     tied = bool(model.config.tie_word_embeddings)  # type: ignore[union-attr]
     if tied:
         parameters.pop("lm_head.weight", None)
@@ -59,10 +60,11 @@ def assign_weights(
         if tensor.shape != parameter.shape:
             shapes = f"{list(tensor.shape)} in the weights and {list(parameter.shape)} by config.json"
             raise ModelError(f"{name} in {folder} is {shapes}.")
-        _place(model, name, torch.nn.Parameter(tensor.to(dtype), requires_grad=False))
+        learned = isinstance(parameter, torch.nn.Parameter)
+        value = torch.nn.Parameter(tensor.to(dtype), requires_grad=False) if learned else tensor.to(parameter.dtype)
+        _place(model, name, value)
     if tied:
-        embeddings = model.get_submodule("model.embed_tokens").weight
-        _place(model, "lm_head.weight", embeddings)  # type: ignore[arg-type]
+        _place(model, "lm_head.weight", model.get_input_embeddings().weight)  # type: ignore[operator]
 
 
 def _files(folder: Path) -> list[Path]:
@@ -81,9 +83,8 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _rename(name: str, renamed: Mapping[str, str]) -> str:
-    for old, new in renamed.items():
-        if name.startswith(old):
-            return new + name.removeprefix(old)
+    for pattern, replacement in renamed.items():
+        name = re.sub(pattern, replacement, name)
     return name
 
 
@@ -105,9 +106,9 @@ def _stack_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _place(model: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
+def _place(model: torch.nn.Module, name: str, value: torch.Tensor) -> None:
     path, _, leaf = name.rpartition(".")
-    setattr(model.get_submodule(path), leaf, parameter)
+    setattr(model.get_submodule(path), leaf, value)
 
 
 def _list(names: list[str]) -> str:

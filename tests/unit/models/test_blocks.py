@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from twinpool.models.blocks import Linear, Mlp, Moe, ZeroCentredNorm, gated_product
+from twinpool.models.blocks import Linear, Mlp, Moe, Router, ZeroCentredNorm, gated_product
 from twinpool.models.native import native, set_threads
 
 pytestmark = pytest.mark.skipif(native is None, reason="the kernels are not compiled")
@@ -88,12 +88,10 @@ def make_moe(dtype: torch.dtype, *, hidden: int = 24, width: int = 10, experts: 
         return Mlp(gate_up=Linear([gate_up / 4]), down=Linear([down / 4]))
 
     return Moe(
-        router=Linear([randn(experts, hidden, dtype=dtype, seed=7)]),
+        router=Router(linear=Linear([randn(experts, hidden, dtype=dtype, seed=7)]), top_k=2, normalise=True),
         experts=[mlp(10 * i) for i in range(experts)],
         shared=mlp(500),
         shared_gate=Linear([randn(1, hidden, dtype=dtype, seed=8)]),
-        top_k=2,
-        normalise=True,
     )
 
 

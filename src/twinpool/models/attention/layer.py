@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from twinpool.models.bound import Step
 
 
 class AttentionMixer(nn.Module):
-    """hidden += o_proj(attention(qkv(x)) * sigmoid(gate(x))); qkv holds all projections of the input as one."""
+    """hidden += o_proj(attention(qkv(x)) * sigmoid(gate(x))), gated where the shape is; qkv is all projections of the input."""
 
     def __init__(self, *, qkv: Linear, kernel: AttentionKernel, o_proj: Linear, layer: int) -> None:
         super().__init__()
@@ -28,33 +29,50 @@ class AttentionMixer(nn.Module):
         return out
 
 
-def adopt_attention(module: Any, *, layer: int, table: torch.Tensor) -> AttentionMixer:
-    """Our mixer with the weights of a Qwen3-Next or Qwen3.5 attention (per-head norms, gated output).
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Norms of every head's query and key: float32 [head_dim] factors, and their eps."""
 
-    `layer` counts attention layers; table: float32 [positions, rotary], cos then sin.
+    query_scale: torch.Tensor
+    key_scale: torch.Tensor
+    eps: float
+
+
+def adopt_attention(
+    module: Any,
+    *,
+    layer: int,
+    table: torch.Tensor,
+    out_proj: Any,
+    norms: HeadNorms | None = None,
+    gated: bool = False,
+    scale: float | None = None,
+) -> AttentionMixer:
+    """Our mixer with the weights of a transformers attention: q_proj, k_proj, v_proj and `out_proj`, with biases if they have.
+
+    `layer` counts attention layers; table: float32 [positions, rotary], cos then sin; gated: q_proj gives query and gate of each
+    head; scale: factor on the scores, module.scaling by default.
     """
-    config = module.config
+    config, inputs = module.config, (module.q_proj, module.k_proj, module.v_proj)
     shape = AttentionShape(
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
         dim=module.head_dim,
         rotary=table.shape[1],
-        scale=module.scaling,
-        eps=module.q_norm.eps,
+        scale=module.scaling if scale is None else scale,
+        eps=0.0 if norms is None else norms.eps,
+        gated=gated,
     )
     kernel = AttentionKernel(
         shape,
-        query_scale=1.0 + module.q_norm.weight.float(),
-        key_scale=1.0 + module.k_norm.weight.float(),
+        query_scale=None if norms is None else norms.query_scale,
+        key_scale=None if norms is None else norms.key_scale,
         table=table,
         dtype=module.q_proj.weight.dtype,
     )
-    inputs = (module.q_proj, module.k_proj, module.v_proj)
-    biases = None if module.q_proj.bias is None else [p.bias for p in inputs]
-    o_bias = None if module.o_proj.bias is None else [module.o_proj.bias]
     return AttentionMixer(
-        qkv=Linear([p.weight for p in inputs], biases),
+        qkv=Linear([p.weight for p in inputs], None if module.q_proj.bias is None else [p.bias for p in inputs]),
         kernel=kernel,
-        o_proj=Linear([module.o_proj.weight], o_bias),
+        o_proj=Linear([out_proj.weight], None if out_proj.bias is None else [out_proj.bias]),
         layer=layer,
     )

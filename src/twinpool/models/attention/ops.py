@@ -14,28 +14,39 @@ from twinpool.models.native import CODES, native, use_native
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
-    """Heads and sizes of a layer; rotary: leading elements of a head that are rotated; eps: of the per-head norms."""
+    """Heads and sizes of a layer.
+
+    rotary: leading elements of a head that are rotated, 0 for none; scale: factor on the scores; eps: of the per-head norms, where
+    there are any; gated: each head's query comes with a gate on its output.
+    """
 
     heads: int
     kv_heads: int
     dim: int
     rotary: int
     scale: float
-    eps: float
+    eps: float = 0.0
+    gated: bool = False
+
+    @property
+    def query_columns(self) -> int:
+        """Columns of all queries, and gates, in the projection."""
+        return (1 + self.gated) * self.heads * self.dim
 
 
 class AttentionKernel:
     """A layer's constants, prepared once.
 
-    query_scale, key_scale: float32 [dim]; table: float32 [positions, rotary], cos then sin; dtype: of activations.
+    query_scale, key_scale: float32 [dim] of the per-head norms, None without; table: float32 [positions, rotary], cos then sin;
+    dtype: of activations.
     """
 
     def __init__(
         self,
         shape: AttentionShape,
         *,
-        query_scale: torch.Tensor,
-        key_scale: torch.Tensor,
+        query_scale: torch.Tensor | None,
+        key_scale: torch.Tensor | None,
         table: torch.Tensor,
         dtype: torch.dtype,
     ) -> None:
@@ -51,16 +62,17 @@ class AttentionKernel:
                 scale=shape.scale,
                 eps=shape.eps,
                 dtype=CODES[dtype],
-                query_scale=query_scale.data_ptr(),
-                key_scale=key_scale.data_ptr(),
+                query_scale=0 if query_scale is None else query_scale.data_ptr(),
+                key_scale=0 if key_scale is None else key_scale.data_ptr(),
                 table=table.data_ptr(),
+                gated=shape.gated,
             )
 
 
 def attend(kernel: AttentionKernel, step: Step, layer: int, proj: torch.Tensor) -> torch.Tensor:
-    """[T, heads * dim] of proj's dtype, gated; keys and values of the step's tokens go to their pages first.
+    """[T, heads * dim] of proj's dtype, gated if the shape is; keys and values of the step's tokens go to their pages first.
 
-    proj [T, (2 heads + 2 kv_heads) dim], rows contiguous: query and gate of each head, then keys, then values.
+    proj [T, query_columns + 2 kv_heads dim], rows contiguous: query (and gate) of each head, then keys, then values.
     """
     if kernel.handle is None:
         return _attend_torch(kernel, step, layer, proj)
@@ -76,10 +88,8 @@ def attend(kernel: AttentionKernel, step: Step, layer: int, proj: torch.Tensor) 
 def _attend_torch(kernel: AttentionKernel, step: Step, layer: int, proj: torch.Tensor) -> torch.Tensor:
     shape, batch, views, dtype = kernel.shape, step.batch, step.memory.kv[layer].views, proj.dtype
     page_size = views.keys.shape[1]
-    query_gate, k, v = proj.split(
-        [2 * shape.heads * shape.dim, shape.kv_heads * shape.dim, shape.kv_heads * shape.dim], -1
-    )
-    q, gate = query_gate.float().unflatten(-1, (shape.heads, 2, shape.dim)).unbind(-2)
+    queries, k, v = proj.split([shape.query_columns, shape.kv_heads * shape.dim, shape.kv_heads * shape.dim], -1)
+    q, *gate = queries.float().unflatten(-1, (shape.heads, 1 + shape.gated, shape.dim)).unbind(-2)
     k, v = (t.float().unflatten(-1, (shape.kv_heads, shape.dim)) for t in (k, v))
     positions = torch.from_numpy(batch.positions).to(proj.device)
     cos_sin = kernel.table[positions]
@@ -96,12 +106,14 @@ def _attend_torch(kernel: AttentionKernel, step: Step, layer: int, proj: torch.T
         views.values[new] = v[at].to(views.values.dtype)
         keys, values = views.keys[places].float(), views.values[places].float()
         pieces.append(reference.attention(q[at], keys, values, positions=positions[at], scale=shape.scale))
-    out = torch.cat(pieces).to(dtype).float() * torch.sigmoid(gate).to(dtype).float()
-    return out.flatten(1).to(dtype)
+    out = torch.cat(pieces).to(dtype)
+    if gate:
+        out = (out.float() * torch.sigmoid(gate[0]).to(dtype).float()).to(dtype)
+    return out.flatten(1)
 
 
 def _norm_and_rotate(
-    x: torch.Tensor, scale: torch.Tensor, cos_sin: torch.Tensor, shape: AttentionShape, dtype: torch.dtype
+    x: torch.Tensor, scale: torch.Tensor | None, cos_sin: torch.Tensor, shape: AttentionShape, dtype: torch.dtype
 ) -> torch.Tensor:
-    normed = reference.head_norm(x, scale, shape.eps).to(dtype).float()
+    normed = x if scale is None else reference.head_norm(x, scale, shape.eps).to(dtype).float()
     return reference.rotate(normed, cos_sin).to(dtype).float()

@@ -1,0 +1,67 @@
+"""What a family file hands over: where transformers has the model, what its weights are called, and how it is rebuilt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoder:
+    """A model in our parts.
+
+    layers: modules `layer(hidden, step) -> hidden`, which may change hidden [T, hidden_size] in place; norm: before the head;
+    embed_scale, logit_scale: factors on the embeddings and on the logits.
+    """
+
+    layers: tuple[nn.Module, ...]
+    norm: nn.Module
+    embed_scale: float = 1.0
+    logit_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a family's build gets: transformers' model with its weights in place, and what layers of one kind share.
+
+    table: float32 [positions, rotary], cos then sin; [positions, 0] where nothing is rotated. attention, linear: numbers of
+    the next attention and linear layer, each kind counted through the model as the pools are.
+    """
+
+    model: Any
+    table: torch.Tensor
+    attention: Iterator[int] = field(default_factory=count)
+    linear: Iterator[int] = field(default_factory=count)
+
+    @property
+    def base(self) -> Any:
+        """The model below its head: embeddings, layers, last norm."""
+        return self.model.base_model
+
+    @property
+    def config(self) -> Any:
+        """transformers' config of the text part."""
+        return self.model.config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One architecture: its classes in transformers, the names of its weights, and its rebuilding.
+
+    module: below transformers.models; config, model: classes of its configuration and modeling files. ignored: prefixes of other
+    modalities and draft layers; renamed: regular expression in a name of the checkpoint -> its replacement, applied in order.
+    check: raises ModelError for a config that our layers do not do.
+    """
+
+    module: str
+    config: str
+    model: str
+    build: Callable[[Parts], Decoder]
+    ignored: tuple[str, ...] = ("mtp.",)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    check: Callable[[Any], None] = lambda config: None

@@ -1,0 +1,79 @@
+"""Qwen3-Next and Qwen3.5: Gated DeltaNet or gated attention, then an MLP or experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from twinpool.models.attention.layer import HeadNorms, adopt_attention
+from twinpool.models.blocks import Linear, Mlp, Moe, PreNormLayer, Router, ZeroCentredNorm, make_experts
+from twinpool.models.families.base import Decoder, Parts, Source
+from twinpool.models.gdn.layer import adopt_gdn
+
+
+def build(parts: Parts) -> Decoder:
+    """Our layers with the model's weights, in its order."""
+    return Decoder(layers=tuple(_layer(parts, block) for block in parts.base.layers), norm=_norm(parts.base.norm))
+
+
+def _layer(parts: Parts, block: Any) -> PreNormLayer:
+    mixer: nn.Module
+    if hasattr(block, "linear_attn"):
+        mixer = adopt_gdn(block.linear_attn, layer=next(parts.linear))
+    else:
+        module = block.self_attn
+        norms = HeadNorms(1.0 + module.q_norm.weight.float(), 1.0 + module.k_norm.weight.float(), module.q_norm.eps)
+        mixer = adopt_attention(
+            module, layer=next(parts.attention), table=parts.table, norms=norms, out_proj=module.o_proj, gated=True
+        )
+    return PreNormLayer(
+        norm=_norm(block.input_layernorm),
+        mixer=mixer,
+        second_norm=_norm(block.post_attention_layernorm),
+        mlp=_feed_forward(block.mlp),
+    )
+
+
+def _norm(module: Any) -> ZeroCentredNorm:
+    return ZeroCentredNorm(module.weight, module.eps)
+
+
+def _mlp(module: Any) -> Mlp:
+    return Mlp(gate_up=Linear([module.gate_proj.weight, module.up_proj.weight]), down=Linear([module.down_proj.weight]))
+
+
+def _feed_forward(module: Any) -> Mlp | Moe:
+    if not hasattr(module, "experts"):
+        return _mlp(module)
+    return Moe(
+        router=Router(
+            linear=Linear([module.gate.weight]),
+            top_k=module.gate.top_k,
+            normalise=getattr(module.gate, "norm_topk_prob", True),
+        ),
+        experts=make_experts(module.experts),
+        shared=_mlp(module.shared_expert),
+        shared_gate=Linear([module.shared_expert_gate.weight]),
+    )
+
+
+_NESTED = {r"^model\.language_model\.": "model."}
+_VISUAL = ("mtp.", "model.visual.")
+
+
+def _source(module: str, config: str, model: str, *, nested: bool = False) -> Source:
+    if not nested:
+        return Source(module=module, config=config, model=model, build=build)
+    return Source(module=module, config=config, model=model, build=build, ignored=_VISUAL, renamed=_NESTED)
+
+
+_DENSE = ("qwen3_5", "Qwen3_5TextConfig", "Qwen3_5ForCausalLM")
+_SPARSE = ("qwen3_5_moe", "Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM")
+SOURCES = {
+    "Qwen3NextForCausalLM": _source("qwen3_next", "Qwen3NextConfig", "Qwen3NextForCausalLM"),
+    "Qwen3_5ForCausalLM": _source(*_DENSE),
+    "Qwen3_5MoeForCausalLM": _source(*_SPARSE),
+    "Qwen3_5ForConditionalGeneration": _source(*_DENSE, nested=True),
+    "Qwen3_5MoeForConditionalGeneration": _source(*_SPARSE, nested=True),
+}
