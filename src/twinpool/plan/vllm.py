@@ -6,12 +6,14 @@ import math
 from dataclasses import replace
 
 from twinpool.errors import ConfigError, MemoryRefusal
+from twinpool.models.attention.spec import DsaSpec, MlaSpec
 from twinpool.models.spec import ModelSpec
 from twinpool.plan.vllm_blocks import BlockLayout
 from twinpool.plan.vllm_layers import hybrid_layers
 from twinpool.plan.vllm_ledger import (
     DEFAULT_KERNEL_ALIGNMENT_TOKENS,
     DEFAULT_UTILIZATION,
+    LATENT_KERNEL_ALIGNMENT_TOKENS,
     VllmLedger,
     VllmRequest,
 )
@@ -46,14 +48,15 @@ def vllm_request(
     mamba_cache_mode: str | None = None,
     prefix_caching: bool = True,
     retention_interval: int | None = 0,
-    kernel_alignment: int = DEFAULT_KERNEL_ALIGNMENT_TOKENS,
+    kernel_alignment: int | None = None,
     num_speculative_tokens: int = 0,
     draft_attention_layers: int = 0,
 ) -> VllmRequest:
     """A request for a model on one of `tp` ranks; units as in VllmRequest.
 
     max_model_len None: the model's context; mamba_cache_mode None: "align" with prefix caching, else "none";
-    draft_attention_layers: of a drafter in the same pool, 1 for the model's own multi-token head.
+    draft_attention_layers: of a drafter in the same pool, 1 for the model's own multi-token head;
+    kernel_alignment None: that of a GPU's attention kernels.
     Raises ConfigError and ModelError: a dtype or tp that does not fit, layers of unequal size.
     """
     return VllmRequest(
@@ -79,10 +82,16 @@ def vllm_request(
         mamba_cache_mode=mamba_cache_mode or ("align" if prefix_caching else "none"),
         prefix_caching=prefix_caching,
         retention_interval=retention_interval,
-        kernel_alignment=kernel_alignment,
+        kernel_alignment=kernel_alignment or _kernel_alignment(spec),
         chunk_tokens=spec.chunk_tokens,
         num_speculative_tokens=num_speculative_tokens,
     )
+
+
+def _kernel_alignment(spec: ModelSpec) -> int:
+    """Tokens that an attention block is a multiple of (vllm/platforms/interface.py)."""
+    latent = any(isinstance(layer.attention, MlaSpec | DsaSpec) for layer in spec.layers)
+    return LATENT_KERNEL_ALIGNMENT_TOKENS if latent else DEFAULT_KERNEL_ALIGNMENT_TOKENS
 
 
 def plan_vllm(request: VllmRequest) -> VllmLedger:

@@ -8,7 +8,9 @@ from twinpool.errors import ConfigError
 from twinpool.plan.vllm_blocks import BlockLayout, HybridLayers, block_layout, checkpoint_spacing_tokens
 
 DEFAULT_UTILIZATION = 0.92  # CacheConfig of vLLM 0.25 to 0.30; 0.90 in older ones
-DEFAULT_KERNEL_ALIGNMENT_TOKENS = 16  # FlashAttention; MLA kernels use 64, the CPU build its --block-size of 128
+DEFAULT_KERNEL_ALIGNMENT_TOKENS = 16  # FlashAttention
+LATENT_KERNEL_ALIGNMENT_TOKENS = 64  # MLA kernels
+CPU_BLOCK_TOKENS = 128  # the CPU build's own --block-size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from twinpool.plan.command import Command
 from twinpool.plan.machine import Machine, find_machine
 from twinpool.plan.run import planned_model
 from twinpool.plan.vllm import plan_vllm, vllm_request
-from twinpool.plan.vllm_ledger import DEFAULT_UTILIZATION, VllmLedger
+from twinpool.plan.vllm_ledger import CPU_BLOCK_TOKENS, DEFAULT_UTILIZATION, VllmLedger
 from twinpool.plan.workload import Workload
 from twinpool.tables import table_text
 from twinpool.units import GIB, format_bytes
@@ -81,6 +81,7 @@ def plan_vllm_command(command: Command) -> VllmOutcome:
         max_num_seqs=flags.max_num_seqs,
         max_num_batched_tokens=flags.max_num_batched_tokens,
         block_size=flags.block_size,
+        kernel_alignment=CPU_BLOCK_TOKENS if machine.name == "CPU" and flags.block_size is None else None,
         mamba_block_size=flags.mamba_block_size,
         mamba_cache_mode=flags.mamba_cache_mode,
         prefix_caching=not flags.no_enable_prefix_caching,

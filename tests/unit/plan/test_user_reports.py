@@ -1,4 +1,9 @@
-"""What users of the two-pool engine reported (sglang and other projects), foreseen by the planner with the report's numbers."""
+"""What users of the two-pool engine reported (sglang and other projects), foreseen by the planner with the report's numbers.
+
+Reports on vLLM that print blocks and tokens are in test_vllm.py (#55148 and kaito#2319: the bound on sequences; #40691; club-3090
+#1170). Two are no case for a plan, which moves no data: tpu-inference#2366 (block ids clipped while running) and sglang#10400
+(states that nobody set to zero).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,9 @@ from twinpool.config.launch import LaunchLine, read_launch, split_words
 from twinpool.plan import inverse
 from twinpool.plan.advice import advise
 from twinpool.plan.clamps import clamps
+from twinpool.plan.command import read_command
 from twinpool.plan.sizing import Sizing, changed, size
+from twinpool.plan.vllm_plan import plan_vllm_command
 from twinpool.plan.workload import Workload, balanced_ratio, fit
 from twinpool.units import GIB, MIB
 
@@ -209,3 +216,52 @@ def test_the_published_recipe_says_its_cap_from_the_launch_line_alone() -> None:
     )
     sizing = size(builtin("Qwen3.5-397B-A17B"), machine(60 * GIB), line.deployment, SGLANG)
     assert re.search(r"--max-running-requests 160 becomes 72: 360 slots / 5 a request = 72", sentences(sizing))
+
+
+def test_kv_memory_of_a_latent_hybrid_becomes_blocks_and_requests() -> None:
+    """vllm#28228: Kimi-Linear with 2.30 GiB of KV on a card of two, "makes no sense". Missing: blocks and tokens."""
+    launch = "vllm serve moonshotai/Kimi-Linear-48B-A3B-Instruct -tp 2 --max-model-len 120000 --kv-cache-memory-bytes 2469606195"
+    found = plan_vllm_command(read_command(["--gpu", "H100", "--", *split_words(launch)], usage=""))
+    assert found.ledger is not None
+    assert (found.ledger.num_blocks, found.ledger.layout.block_tokens) == (319, 960)
+    assert f"{found.ledger.max_concurrency:.1f}" == "2.4"
+
+
+def test_a_peak_above_the_profiled_one_comes_out_of_the_blocks() -> None:
+    """vllm#52872: the profiled activation peak leaves out what GDN prefill takes. Missing: the peak; 6 GiB for 2 stand in."""
+    words = ["Qwen3.5-35B-A3B", "--gpu", "H200", "--engine", "vllm"]
+    profiled, real = (
+        plan_vllm_command(read_command([*words, *more], usage="")) for more in ((), ("--activations", "6GiB"))
+    )
+    assert profiled.ledger is not None
+    assert real.ledger is not None
+    assert (profiled.activation_bytes, real.activation_bytes) == (2 * GIB, 6 * GIB)
+    lost = profiled.ledger.num_blocks - real.ledger.num_blocks
+    assert lost == pytest.approx(4 * GIB / profiled.ledger.layout.block_bytes, abs=1)
+
+
+def test_what_attention_workspaces_need_is_kept_out_of_the_pools() -> None:
+    """FreeToken#303: pools sized without the workspace. Missing: sizes; a card of 24 GiB that the weights nearly fill."""
+    tight = plan(builtin("Qwen3.5-9B"), machine(4 * GIB, pre_load_bytes=23 * GIB), mem_fraction_static=0.8)
+    assert tight.ledger is None
+    assert tight.refusal is not None
+    assert tight.refusal.endswith("0 B are left for them; use --mem-fraction-static 0.853 or more.")
+    roomy = plan(builtin("Qwen3.5-9B"), machine(10 * GIB, pre_load_bytes=23 * GIB), mem_fraction_static=0.8)
+    assert roomy.ledger is not None
+    assert roomy.ledger.line("slack").bytes == pytest.approx(0.2 * 23 * GIB, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("model", "where", "block"),
+    [
+        ("Ling-3.0-flash", ["--gpu", "H200", "--weights", "100GiB"], 1920),
+        ("Kimi-Linear-48B-A3B", ["--gpu", "H100", "--tp-size", "2"], 960),
+        ("Qwen3.5-9B", ["--gpu", "H100"], 528),
+        ("Qwen3.5-9B", ["--gpu", "CPU", "--device-memory", "256GiB"], 640),
+    ],
+)
+def test_a_command_finds_the_kernel_that_sets_the_block(model: str, where: list[str], block: int) -> None:
+    """vllm#53749 logs the first, vllm#40696 the third: latent attention, and the CPU, take coarser blocks."""
+    found = plan_vllm_command(read_command([model, *where, "--engine", "vllm"], usage=""))
+    assert found.ledger is not None
+    assert found.ledger.layout.block_tokens == block
