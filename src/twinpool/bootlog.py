@@ -7,7 +7,27 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from twinpool.bootlines import LINES, LOAD_BEGIN, LOAD_END, POOL_END, RESIZED, SCHEDULER, Line, found_lines
+from twinpool.bootlines import (
+    HOST_COVER,
+    HOST_FEW_BYTES,
+    HOST_FEW_STATES,
+    HOST_FEW_TOKENS,
+    HOST_KV,
+    HOST_SHARED,
+    HOST_STATES,
+    HOST_TOO_SMALL,
+    LINES,
+    LOAD_BEGIN,
+    LOAD_END,
+    POOL_END,
+    RESIZED,
+    SCHEDULER,
+    Line,
+    found_lines,
+)
+from twinpool.memory.host import HostArena
+from twinpool.memory.host_budget import GB
+from twinpool.memory.host_cover import balanced_context_tokens, host_cover
 from twinpool.memory.ledger import Ledger
 from twinpool.tables import table_text
 from twinpool.units import format_bytes, to_gib
@@ -156,6 +176,49 @@ def tree_line(*, hybrid_ssm: bool, hicache_attached: bool = False) -> str:
     )
 
 
+def host_lines(arena: HostArena, ledger: Ledger) -> tuple[str, ...]:
+    """What the host tier takes, and for how many sessions that is enough (reference 2.1).
+
+    The sessions are of the context at which the device's own two pools hold the same number of them.
+    """
+    host_tokens = arena.most_pages * ledger.page_size
+    cover = host_cover(arena, page_size=ledger.page_size, context_tokens=balanced_context_tokens(ledger))
+    covered = HOST_COVER.format(
+        together=cover.together, context_tokens=cover.context_tokens, by_kv=cover.by_kv, by_states=cover.by_states,
+        device_sessions=ledger.max_mamba_cache_size,
+    )  # fmt: skip
+    if not arena.has_quota:
+        taken = HOST_SHARED.format(host_gb=arena.total_bytes / GB, host_tokens=host_tokens, host_slots=arena.most_slots)
+        return taken, covered
+    state_bytes = arena.most_slots * arena.slot_bytes
+    return (
+        HOST_KV.format(pool="full", host_tokens=host_tokens, host_kv_gb=arena.most_pages * arena.page_bytes / GB),
+        # A state lies on the host as it does on the device: all layers of a slot together.
+        HOST_STATES.format(host_state_gb=state_bytes / GB, host_slots=arena.most_slots, layout="page_first"),
+        covered,
+    )
+
+
+def host_warnings(arena: HostArena, ledger: Ledger) -> tuple[str, ...]:
+    """A sentence when the host tier covers no more sessions than the device itself (reference 5.1), else nothing."""
+    cover = host_cover(arena, page_size=ledger.page_size, context_tokens=balanced_context_tokens(ledger))
+    if cover.together > ledger.max_mamba_cache_size:
+        return ()
+    host_tokens = arena.most_pages * ledger.page_size
+    if host_tokens <= ledger.kv_tokens:
+        what = HOST_FEW_TOKENS.format(host_tokens=host_tokens, device_tokens=ledger.kv_tokens)
+    elif arena.has_quota:
+        what = HOST_FEW_STATES.format(host_slots=arena.most_slots)
+    else:
+        what = HOST_FEW_BYTES.format(host_gb=arena.total_bytes / GB)
+    warning = HOST_TOO_SMALL.format(
+        what=what,
+        together=cover.together, context_tokens=cover.context_tokens, device_sessions=ledger.max_mamba_cache_size,
+        or_quota=" or leave --hicache-mamba-size-gb out" if arena.has_quota else "",
+    )  # fmt: skip
+    return (warning,)
+
+
 _WARNINGS = {"cap", "requested"}
 _BEFORE_POOLS = {"dist_gb", "load_begin_gb", "load_end_gb", "multimodal_gb", *_WARNINGS}
 # A draft model begins to load where the target ended, a second boot where the first one began.
@@ -229,8 +292,11 @@ def _label(before: str) -> str:
     return ""
 
 
-def ledger_table(ledger: Ledger) -> str:
-    """Every byte of the ledger: what, size, origin, note; parts of another line are indented below it."""
+def ledger_table(ledger: Ledger, *, host: tuple[int, str] | None = None) -> str:
+    """Every byte of the ledger: what, size, origin, note; parts of another line are indented below it.
+
+    host: (bytes, origin) of the host tier, a row below the whole, since it is not the device's.
+    """
     rows: list[tuple[str, str, str, str]] = []
     for line in ledger.lines:
         if line.part_of:
@@ -242,6 +308,8 @@ def ledger_table(ledger: Ledger) -> str:
             if part.part_of == line.name
         ]
     rows.append(("whole", format_bytes(ledger.whole_bytes), "measured", ""))
+    if host is not None:
+        rows.append(("host tier", format_bytes(host[0]), host[1], "host memory, beside the whole"))
     return table_text(("memory", "size", "origin", "note"), rows, right={1})
 
 

@@ -37,6 +37,7 @@ ITL_BUCKETS_S = (
 )
 E2E_BUCKETS_S = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 20.0, 40.0, 60.0, 100.0, 200.0, 400.0, 600.0)
 QUEUE_BUCKETS_S = (0.0, 0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
+COPY_BUCKETS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 TOKEN_BUCKETS = (
     8.0,
     16.0,
@@ -101,6 +102,18 @@ _POOLS = (
         "kind",
     ),
 )
+_HOST = (
+    _gauge("sglang:hicache_host_used_tokens", "KV tokens of prefixes on the host."),
+    _gauge(
+        "sglang:hicache_host_total_tokens",
+        "KV tokens that the host holds or could hold beside the states that are there now.",
+    ),
+    _gauge("sglang:hicache_host_mamba_used_states", "States (checkpoints) on the host."),
+    _gauge(
+        "sglang:hicache_host_mamba_total_states",
+        "States that the host holds or could hold beside the KV that is there now.",
+    ),
+)
 _SCHEDULER = (
     _gauge("sglang:num_running_reqs", "Requests that hold slots."),
     _gauge("sglang:num_queue_reqs", "Requests that wait for admission."),
@@ -131,12 +144,14 @@ _COUNTERS = (
     _counter("sglang:num_requests_total", "Sequences that were accepted; a request with n=3 counts three times."),
     _counter(
         "sglang:cached_tokens_total",
-        "Prompt tokens reused from the prefix cache, by source: device, total.",
+        "Prompt tokens reused from the prefix cache, by source: device, host, total.",
         "cache_source",
     ),
     _counter("sglang:realtime_tokens_total", "Tokens by mode: prefill_compute, prefill_cache, decode.", "mode"),
     _counter(
-        "sglang:prefill_effective_tokens_total", "Prompt tokens by mode: input (computed), device_hit (reused).", "mode"
+        "sglang:prefill_effective_tokens_total",
+        "Prompt tokens by mode: input (computed), device_hit, host_hit (reused).",
+        "mode",
     ),
     _counter("sglang:evicted_tokens_total", "KV tokens dropped from the prefix cache."),
     _counter("sglang:num_retracted_requests_total", "Retractions."),
@@ -146,6 +161,26 @@ _COUNTERS = (
         "Output tokens that retracted requests had when they were sent back.",
     ),
     _counter("twinpool:evicted_states_total", "Checkpoints (state slots) dropped from the prefix cache."),
+    _counter(
+        "sglang:load_back_tokens_total",
+        "Brought back from the host, by pool: full (KV tokens), mamba (states).",
+        "pool",
+    ),
+    _counter("sglang:load_back_bytes_total", "Bytes brought back from the host."),
+    _counter(
+        "sglang:hicache_backup_tokens_total", "Copied to the host, by pool: full (KV tokens), mamba (states).", "pool"
+    ),
+    _counter("sglang:hicache_backup_bytes_total", "Bytes copied to the host."),
+    _counter(
+        "sglang:hicache_dropped_tokens_total",
+        "KV tokens (pool full) and states (pool mamba) that the host gave up, by reason: host_pressure (a copy made "
+        "room for another), not_copied (no room could be made for it).",
+        "reason",
+        "pool",
+    ),
+    _counter(
+        "twinpool:failed_restores_total", "Requests that computed what the host had, for want of room on the device."
+    ),
     _counter("twinpool:kv_matched_tokens_total", "Prompt tokens whose KV was found, reused or not."),
     _counter("twinpool:reuse_gap_tokens_total", "Prompt tokens that were not reused, by reason.", "reason"),
     _counter(
@@ -165,6 +200,8 @@ _HISTOGRAMS = (
     _histogram("sglang:inter_token_latency_seconds", "Time between two tokens of a sequence, seconds.", ITL_BUCKETS_S),
     _histogram("sglang:e2e_request_latency_seconds", "Arrival to end, seconds.", E2E_BUCKETS_S),
     _histogram("sglang:queue_time_seconds", "Arrival to first admission, seconds.", QUEUE_BUCKETS_S),
+    _histogram("sglang:load_back_duration_seconds", "Copies back from the host in a step, seconds.", COPY_BUCKETS_S),
+    _histogram("sglang:hicache_backup_duration_seconds", "Copies to the host in a step, seconds.", COPY_BUCKETS_S),
     _histogram("sglang:prompt_tokens_histogram", "Prompt tokens of a sequence.", TOKEN_BUCKETS),
     _histogram(
         "sglang:uncached_prompt_tokens_histogram", "Prompt tokens of a sequence that had to be computed.", TOKEN_BUCKETS
@@ -172,4 +209,4 @@ _HISTOGRAMS = (
     _histogram("sglang:generation_tokens_histogram", "Output tokens of a sequence.", TOKEN_BUCKETS),
 )
 
-CATALOGUE: tuple[Metric, ...] = _POOLS + _SCHEDULER + _CONSTANTS + _COUNTERS + _HISTOGRAMS
+CATALOGUE: tuple[Metric, ...] = _POOLS + _HOST + _SCHEDULER + _CONSTANTS + _COUNTERS + _HISTOGRAMS

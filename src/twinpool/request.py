@@ -117,6 +117,11 @@ class Reuse:
     from_storage: int = 0
     gaps: tuple[tuple[str, int], ...] = ()
 
+    @property
+    def by_tier(self) -> dict[str, int]:
+        """`reused` by where the tokens were: device, host (reference 7.2)."""
+        return {"device": self.reused - self.from_host, "host": self.from_host}
+
 
 @dataclass(slots=True, eq=False)
 class Request:

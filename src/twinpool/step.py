@@ -115,13 +115,16 @@ class TokenLogprob:
 class StepResult:
     """What came back: for each row of the plan, the sampled token (None where the row does not sample) and its log-probability
     (None unless asked for); errors: (row index, sentence) of rows that could not be computed, while the others are fine;
-    runs: for a plan with repeat > 1 all tokens of each row (int32 [repeat]), and `tokens` the last of them."""
+    runs: for a plan with repeat > 1 all tokens of each row (int32 [repeat]), and `tokens` the last of them. duration_s: of the whole
+    step; save_s, load_s: the part of it that copies to the host and back took."""
 
     step: int
     tokens: tuple[int | None, ...]
     logprobs: tuple[TokenLogprob | None, ...] = ()
     errors: tuple[tuple[int, str], ...] = ()
     duration_s: float = 0.0
+    save_s: float = 0.0
+    load_s: float = 0.0
     runs: tuple[Int32Array, ...] = ()
 
 

@@ -69,7 +69,7 @@ def boot_engine(options: ServeOptions, *, poison_freed: bool = False, clock: Clo
     ledger = plan_memory(
         memory_request(spec, resolved, pre_load_bytes=loaded.pre_load_bytes, available_bytes=loaded.available_bytes)
     )
-    tier = host_arena(resolved, ledger, available_bytes=host.available_memory_bytes())
+    tier = _host_tier(resolved, ledger)
     memory = _allocate(spec, resolved, ledger, tier)
     executor = TorchExecutor(
         forward=_forward(loaded.model, memory),
@@ -92,7 +92,7 @@ def boot_engine(options: ServeOptions, *, poison_freed: bool = False, clock: Clo
     engine.observers.append(
         BatchLog(book=scheduler.book, clock=clock, decode_log_interval=resolved.decode_log_interval)
     )
-    _log_pools(facts, memory.arena.total_bytes)
+    _log_pools(facts, memory.arena.total_bytes, tier)
     return engine
 
 
@@ -141,6 +141,16 @@ def _forward(model: AdoptedModel, memory: Memory) -> Forward:
     return forward
 
 
+def _host_tier(resolved: Resolved, ledger: Ledger) -> HostArena | None:
+    """Host memory for evicted prefixes, if it is asked for, out of what the host will have left."""
+    available_bytes = host.available_memory_bytes()
+    if resolved.device == "cpu":
+        # The device's pools lie in the same memory and are handed out when they are written, so nobody has counted them.
+        pools = ledger.conv_pool_bytes + ledger.ssm_pool_bytes + ledger.extra_pool_bytes + ledger.kv_pool_bytes
+        available_bytes = max(0, available_bytes - pools)
+    return host_arena(resolved, ledger, available_bytes=available_bytes)
+
+
 def _allocate(spec: ModelSpec, resolved: Resolved, ledger: Ledger, tier: HostArena | None) -> Memory:
     """The rank's one buffer."""
     attention = [layer.attention for layer in spec.layers if layer.attention is not None]
@@ -165,7 +175,7 @@ def _allocate(spec: ModelSpec, resolved: Resolved, ledger: Ledger, tier: HostAre
     )
 
 
-def _log_pools(facts: EngineFacts, arena_bytes: int) -> None:
+def _log_pools(facts: EngineFacts, arena_bytes: int, tier: HostArena | None) -> None:
     """The lines after the weights, then our two tables: every value with its origin, and every byte with its."""
     resolved, ledger = facts.resolved, facts.ledger
     # The pools are zero pages that the system hands out when they are first written: what they will take is taken off.
@@ -175,7 +185,8 @@ def _log_pools(facts: EngineFacts, arena_bytes: int) -> None:
     for line in bootlog.pool_lines(ledger, kv_dtype=resolved.kv_cache_dtype)[len(ledger.warnings) :]:
         log.info(line)
     log.info(bootlog.pool_end_line(left_bytes))
-    log.info(bootlog.tree_line(hybrid_ssm=facts.spec.n_linear_layers > 0))
+    attached = tier is not None and resolved.radix_cache
+    log.info(bootlog.tree_line(hybrid_ssm=facts.spec.n_linear_layers > 0, hicache_attached=attached))
     log.info(
         bootlog.scheduler_line(
             ledger,
@@ -186,5 +197,23 @@ def _log_pools(facts: EngineFacts, arena_bytes: int) -> None:
             device=resolved.device,
         )
     )
+    if tier is not None:
+        _log_host(tier, ledger)
     log.info("Settings\n%s", bootlog.values_table(resolved.rows()))
-    log.info("Memory\n%s", bootlog.ledger_table(ledger))
+    log.info("Memory\n%s", bootlog.ledger_table(ledger, host=_host_row(tier, resolved)))
+
+
+def _log_host(tier: HostArena, ledger: Ledger) -> None:
+    """What the host tier takes and covers, and whether that is worth having."""
+    for line in bootlog.host_lines(tier, ledger):
+        log.info(line)
+    for warning in bootlog.host_warnings(tier, ledger):
+        log.warning(warning)
+
+
+def _host_row(tier: HostArena | None, resolved: Resolved) -> tuple[int, str] | None:
+    """Bytes of the host tier and where their number comes from."""
+    if tier is None:
+        return None
+    given = any(resolved.origins[name] == "flag" for name in ("hicache_size", "hicache_ratio"))
+    return tier.total_bytes, "flag" if given else "derived"

@@ -35,9 +35,11 @@ import numpy as np
 from twinpool.clock import Clock
 from twinpool.engine.sampler import mix_seed
 from twinpool.engine.text import StreamDecoder, Tokenizer
+from twinpool.engine.tier import HostCounts, HostWatch
 from twinpool.errors import BadRequest, RequestError
 from twinpool.loop import Loop
 from twinpool.memory.snapshot import PoolCounts
+from twinpool.prefix.host_view import HostView, host_view
 from twinpool.request import Finish, Int32Array, Request, SamplingParams
 from twinpool.sched.book import Delta, Retraction, Totals
 from twinpool.sched.scheduler import Scheduler
@@ -86,7 +88,9 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Counts after a step. pages: KV pages of `page_size` tokens; slots: state slots; the totals are since boot."""
+    """Counts after a step. pages: KV pages of `page_size` tokens; slots: state slots; the totals are since boot; host:
+    the host tier, None without one.
+    """
 
     pages: PoolCounts
     slots: PoolCounts
@@ -98,6 +102,7 @@ class Snapshot:
     evicted_states_total: int
     totals: Totals
     step: int
+    host: HostCounts | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,6 +163,8 @@ class Engine:
         self._n_seeds = 0
         self._n_steps = 0
         self._was_idle = True
+        tree = scheduler.book.tree
+        self._host = HostWatch(tree.tier, page_size=tree.page_size) if tree.tier is not None else None
         self._snapshot = self._take_snapshot()
 
     @staticmethod
@@ -286,8 +293,10 @@ class Engine:
         self._n_steps += 1
 
     def flush_cache(self) -> bool:
-        """Forget the prefix cache; False (and nothing happens) while there is work."""
+        """Forget the prefix cache, on the host as well; False (and nothing happens) while there is work."""
         done = self.loop.idle and self.scheduler.flush()
+        if done and self._host is not None:
+            self._host.flushed()
         self._snapshot = self._take_snapshot()
         return done
 
@@ -309,7 +318,15 @@ class Engine:
             evicted_states_total=book.tree.evicted_states_total,
             totals=replace(book.totals),
             step=self._n_steps,
+            host=self._host.counts() if self._host is not None else None,
         )
+
+    def view_host(self) -> HostView | None:
+        """What lies on the host now, None without a host tier. Walks the whole tree; in the engine's thread only."""
+        if self._host is None:
+            return None
+        tree = self.scheduler.book.tree
+        return host_view(tree.root, page_size=tree.page_size)
 
     def check_idle(self, *, thorough: bool = False) -> None:
         """Assert that everything not cached is free (reference 6.6); thorough: walk the tree and the pools as well."""
@@ -320,6 +337,8 @@ class Engine:
                 f"[{name}] pool memory leak detected! total={counts.total}, available={counts.free}, "
                 f"evictable={counts.evictable}, protected={counts.protected}, held={counts.held}"
             )
+        if self._host is not None:
+            self._host.check()
         if thorough:
             self.scheduler.check()
             self.scheduler.book.pages.check()

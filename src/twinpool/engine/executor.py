@@ -15,7 +15,7 @@ from twinpool.engine.inputs import LastTokens, pack
 from twinpool.engine.sampler import RowState, Sampled, sample_row
 from twinpool.engine.tensors import Memory
 from twinpool.models.step_batch import PackedStep
-from twinpool.step import Freed, HostCopy, Order, StepPlan, StepResult
+from twinpool.step import Freed, HostCopy, Order, SlotOrder, StepPlan, StepResult
 
 # What a row that could not be computed feeds to the step after it, which is already planned and whose result nobody
 # reads.
@@ -67,8 +67,7 @@ class TorchExecutor:
             self._last.forget(rid)
         for joined in plan.joined:
             self._states[joined.rid] = RowState.of(joined)
-        for order in plan.orders:
-            self._obey(order)
+        save_s, load_s = self._obey_all(plan.orders)
         with torch.inference_mode():
             logits = self._forward(pack(plan, self._last))
         outcomes = self._sample(plan, logits)
@@ -78,14 +77,32 @@ class TorchExecutor:
             logprobs=tuple(outcome.logprob if outcome is not None else None for outcome in outcomes),
             errors=tuple((i, o.error) for i, o in enumerate(outcomes) if o is not None and o.error is not None),
             duration_s=time.perf_counter() - began_s,
+            save_s=save_s,
+            load_s=load_s,
         )
 
-    def _obey(self, order: Order) -> None:
-        """Orders run one after another: what is copied away is read before anybody writes over it."""
+    def _obey_all(self, orders: tuple[Order, ...]) -> tuple[float, float]:
+        """Orders run one after another: what is copied away is read before anybody writes over it.
+
+        Returns the seconds that copies took: to the host, and back from it.
+        """
+        save_s = load_s = 0.0
+        for order in orders:
+            if not isinstance(order, HostCopy):
+                self._obey(order)
+                continue
+            began_s = time.perf_counter()
+            self._memory.copy_host(order)
+            took_s = time.perf_counter() - began_s
+            if order.to_host:
+                save_s += took_s
+            else:
+                load_s += took_s
+        return save_s, load_s
+
+    def _obey(self, order: SlotOrder | Freed) -> None:
         memory = self._memory
-        if isinstance(order, HostCopy):
-            memory.copy_host(order)
-        elif isinstance(order, Freed):
+        if isinstance(order, Freed):
             memory.poison(**{order.kind: order.ids})
         elif order.src is None:
             memory.zero_slot(order.dst)

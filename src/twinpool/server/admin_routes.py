@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from twinpool.engine.core import Engine
 from twinpool.errors import BadRequest
 from twinpool.request import SamplingParams
 from twinpool.server.answer import collect
@@ -54,7 +55,10 @@ async def health_generate(request: Request) -> Response:
 @router.get("/get_server_info")
 async def server_info(request: Request) -> Response:
     """Resolved options, the ledger and the internal states (reference 7.1)."""
-    return JSONResponse(_server_info(service_of(request)))
+    service = service_of(request)
+    info = _server_info(service)
+    info["internal_states"][0]["hicache"] = await _hicache(service)
+    return JSONResponse(info)
 
 
 @router.get("/get_model_info")
@@ -156,6 +160,21 @@ def _server_info(service: Service) -> dict[str, Any]:
         "last_gen_throughput": service.stats.gen_throughput,
     }
     return {**resolved, **decided, "ledger": lines, "internal_states": [state], "status": service.bridge.state.value}
+
+
+async def _hicache(service: Service) -> dict[str, Any] | None:
+    """The host tier now, None without one: sizes and traffic in bytes, tokens and states, and what it can resume.
+
+    coverage: of the KV that is there, and of the sessions it belongs to (prefix.host_view.HostView); None unless the
+    server is ready. The walk over the tree is the engine's, between two steps.
+    """
+    counts, facts = service.engine.snapshot().host, service.engine.facts
+    if counts is None:
+        return None
+    ready = service.bridge.state is State.READY
+    view = await service.bridge.ask(Engine.view_host) if ready else None
+    coverage = {**_plain(view), "resumable_share": round(view.resumable_share, 4)} if view is not None else None
+    return {"policy": facts.resolved.hicache_write_policy, **_plain(counts), "coverage": coverage}
 
 
 def _memory(service: Service) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,10 +60,15 @@ def usage(job: Job, answers: Sequence[Answer], *, report_cached: bool) -> dict[s
     """OpenAI's usage object. A prompt and its cached tokens count once, whatever n is (reference 7.2)."""
     prompt_tokens = sum(len(prompt.tokens) for prompt in job.prompts)
     completion_tokens = sum(len(answer.tokens) for answer in answers)
-    cached_tokens = sum(answer.request.reuse.reused for answer in answers[:: job.n])
+    details = None
+    if report_cached:
+        by_tier: Counter[str] = Counter()
+        for answer in answers[:: job.n]:
+            by_tier.update(answer.request.reuse.by_tier)
+        details = {"cached_tokens": by_tier.total(), "cached_tokens_details": dict(by_tier)}
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens} if report_cached else None,
+        "prompt_tokens_details": details,
     }

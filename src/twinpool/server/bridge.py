@@ -14,7 +14,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from twinpool.engine.core import Engine, Output
 from twinpool.errors import RequestError, ShuttingDown
@@ -22,6 +22,8 @@ from twinpool.request import Int32Array, Request, SamplingParams
 from twinpool.server.http_errors import EngineDown, NotReady
 
 log = logging.getLogger("twinpool.server")
+
+T = TypeVar("T")
 
 
 class State(Enum):
@@ -171,6 +173,15 @@ class Bridge:
 
         future = self._post(wait_for_idle)
         return bool(await future)
+
+    async def ask(self, question: Callable[[Engine], T]) -> T:
+        """What `question` answers in the engine's thread, between two steps; it must be quick and change nothing.
+
+        Raises as `submit` does.
+        """
+        engine = self.engine
+        answer: T = await self._post(lambda: question(engine))
+        return answer
 
     def cancel(self, rid: int) -> None:
         """End a sequence that nobody reads any more."""

@@ -69,7 +69,7 @@ class _Shape:
             "prompt_tokens": request.prompt_len,
             "completion_tokens": len(answer.tokens),
             "cached_tokens": request.reuse.reused,
-            "cached_tokens_details": {"device": request.reuse.reused, "host": 0},
+            "cached_tokens_details": request.reuse.by_tier,
             "reuse": _reuse(request.reuse),
         }
         if self.wants_logprobs:
@@ -85,7 +85,12 @@ class _Shape:
 
 
 def _reuse(reuse: Reuse) -> dict[str, Any]:
-    return {"kv_matched": reuse.kv_matched, "reused": reuse.reused, "gaps": dict(reuse.gaps)}
+    return {
+        "kv_matched": reuse.kv_matched,
+        "reused": reuse.reused,
+        "from_host": reuse.from_host,
+        "gaps": dict(reuse.gaps),
+    }
 
 
 def _finish(answer: Answer) -> dict[str, Any] | None:

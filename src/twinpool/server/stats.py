@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from twinpool.engine.core import Engine, Output, StepReport
+from twinpool.engine.tier import HostCounts
 from twinpool.memory.ledger import Ledger
+from twinpool.prefix.host import HostTotals
 from twinpool.request import REUSE_GAPS, Request
 from twinpool.sched.book import Retraction
 from twinpool.server.meters import Meters
@@ -31,6 +33,9 @@ class EngineStats:
         rows = report.plan.rows
         computed = sum(row.end - row.start for row in rows if row.tokens is not None)
         self._meters.add("sglang:realtime_tokens_total", computed, "prefill_compute")
+        for name, took_s in (("load_back", report.result.load_s), ("hicache_backup", report.result.save_s)):
+            if took_s:
+                self._meters.observe(f"sglang:{name}_duration_seconds", took_s)
         admitted: list[Request] = []
         for output in report.outputs:
             if output.tokens:
@@ -79,11 +84,12 @@ class EngineStats:
         """The prompt is done: what it cost and what the prefix cache saved."""
         meters, reuse = self._meters, request.reuse
         meters.add("sglang:prompt_tokens_total", request.prompt_len)
-        meters.add("sglang:cached_tokens_total", reuse.reused, "device")
+        for source, tokens in reuse.by_tier.items():
+            meters.add("sglang:cached_tokens_total", tokens, source)
+            meters.add("sglang:prefill_effective_tokens_total", tokens, f"{source}_hit")
         meters.add("sglang:cached_tokens_total", reuse.reused, "total")
         meters.add("sglang:realtime_tokens_total", reuse.reused, "prefill_cache")
         meters.add("sglang:prefill_effective_tokens_total", request.prompt_len - reuse.reused, "input")
-        meters.add("sglang:prefill_effective_tokens_total", reuse.reused, "device_hit")
         meters.add("twinpool:kv_matched_tokens_total", reuse.kv_matched)
         for reason, tokens in reuse.gaps:
             meters.add("twinpool:reuse_gap_tokens_total", tokens, reason)
@@ -107,11 +113,12 @@ def declare_labels(meters: Meters) -> None:
     """Report 0 for every label value from the start, so that rates over the first minutes are right."""
     for reason in REUSE_GAPS:
         meters.add("twinpool:reuse_gap_tokens_total", 0, reason)
-    for source in ("device", "total"):
+    for source in ("device", "host", "total"):
         meters.add("sglang:cached_tokens_total", 0, source)
     for mode in ("prefill_compute", "prefill_cache", "decode"):
         meters.add("sglang:realtime_tokens_total", 0, mode)
-    for mode in ("input", "device_hit"):
+    _set_host_pools(meters, HostTotals())
+    for mode in ("input", "device_hit", "host_hit"):
         meters.add("sglang:prefill_effective_tokens_total", 0, mode)
 
 
@@ -163,6 +170,7 @@ def set_gauges(meters: Meters, engine: Engine, stats: EngineStats) -> None:
         "twinpool:skipped_checkpoints_total": totals.skipped_checkpoints,
         "twinpool:published_checkpoints_total": totals.published_checkpoints,
         "twinpool:out_of_memory_aborts_total": totals.aborted_out_of_memory_requests,
+        "twinpool:failed_restores_total": totals.failed_restores,
     }
     for name, value in values.items():
         meters.set(name, value)
@@ -175,3 +183,28 @@ def set_gauges(meters: Meters, engine: Engine, stats: EngineStats) -> None:
     }
     for holder, count in by_holder.items():
         meters.set("twinpool:state_slots", count, holder)
+    if snapshot.host is not None:
+        _set_host(meters, snapshot.host)
+
+
+def _set_host(meters: Meters, host: HostCounts) -> None:
+    """The host tier's occupancy and traffic."""
+    _set_host_pools(meters, host.totals)
+    meters.set("sglang:hicache_host_used_tokens", host.used_tokens)
+    meters.set("sglang:hicache_host_total_tokens", host.total_tokens)
+    meters.set("sglang:hicache_host_mamba_used_states", host.used_states)
+    meters.set("sglang:hicache_host_mamba_total_states", host.total_states)
+    meters.set("sglang:load_back_bytes_total", host.loaded_bytes)
+    meters.set("sglang:hicache_backup_bytes_total", host.saved_bytes)
+
+
+def _set_host_pools(meters: Meters, totals: HostTotals) -> None:
+    """What went to the host, came back and was given up, by pool: KV tokens (full) or states (mamba)."""
+    meters.set("sglang:load_back_tokens_total", totals.loaded_tokens, "full")
+    meters.set("sglang:load_back_tokens_total", totals.loaded_states, "mamba")
+    meters.set("sglang:hicache_backup_tokens_total", totals.saved_tokens, "full")
+    meters.set("sglang:hicache_backup_tokens_total", totals.saved_states, "mamba")
+    meters.set("sglang:hicache_dropped_tokens_total", totals.evicted_tokens, "host_pressure", "full")
+    meters.set("sglang:hicache_dropped_tokens_total", totals.evicted_states, "host_pressure", "mamba")
+    meters.set("sglang:hicache_dropped_tokens_total", totals.unsaved_tokens, "not_copied", "full")
+    meters.set("sglang:hicache_dropped_tokens_total", totals.unsaved_states, "not_copied", "mamba")

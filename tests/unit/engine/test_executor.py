@@ -11,6 +11,7 @@ import torch
 from twinpool.engine.executor import TorchExecutor
 from twinpool.engine.tensors import Memory
 from twinpool.memory.arena import Arena
+from twinpool.memory.host import HostArena
 from twinpool.models.attention.spec import GqaSpec
 from twinpool.models.shapes import StateShapes
 from twinpool.models.step_batch import PackedStep
@@ -21,10 +22,11 @@ VOCAB = 16
 PAGES = np.arange(1, 9, dtype=np.int32)
 
 
-def make_memory() -> Memory:
+def make_memory(host: HostArena | None = None) -> Memory:
     arena = Arena(page_bytes=16, slot_bytes=16, n_slots=3, n_pages=9)
     shapes = {"kv_shapes": [GqaSpec(1, 2, 2)], "state_shapes": [StateShapes(conv=(2,), temporal=(2,))]}
-    return Memory(arena, page_size=1, **shapes, kv_dtype="float32", ssm_dtype="float32", conv_dtype="float32")
+    dtypes = {"kv_dtype": "float32", "ssm_dtype": "float32", "conv_dtype": "float32"}
+    return Memory(arena, page_size=1, **shapes, **dtypes, host=host)
 
 
 def next_is_plus_one(step: PackedStep) -> torch.Tensor:

@@ -102,6 +102,7 @@ class FakeResolved:
     max_mamba_cache_size: int | None = None
     max_running_requests: int | None = None
     api_key: str | None = None
+    hicache_write_policy: str = "write_through"
     origins: dict[str, str] = field(default_factory=dict)
 
 

@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from tests.unit.server.fakes import Fake, make_fake, n_said
 from twinpool.config.options import ServeOptions
 from twinpool.metrics import CATALOGUE, USUAL_LABELS
+from twinpool.request import REUSE_GAPS
 
 COMPLETIONS = "/v1/completions"
 SAMPLE = re.compile(r"^([a-zA-Z0-9_:]+)\{([^}]*)\} (\S+)$")
@@ -125,7 +126,7 @@ def test_metrics_after_two_requests(client: TestClient) -> None:
     assert found["sglang:cache_hit_rate", ""] == 0.8
     gaps = {labels: value for (name, labels), value in found.items() if name == "twinpool:reuse_gap_tokens_total"}
     assert sum(gaps.values()) == 12
-    assert set(gaps) == {"state_evicted", "no_checkpoint", "below_grid", "kv_evicted", "new"}
+    assert set(gaps) == set(REUSE_GAPS)
     slots = {labels: value for (name, labels), value in found.items() if name == "twinpool:state_slots"}
     assert sum(slots.values()) == found["twinpool:state_pool_slots", ""] == 16
     assert slots["cached"] == found["sglang:mamba_evictable_tokens", ""] == found["twinpool:resumable_prefixes", ""] > 0

@@ -26,7 +26,7 @@ def test_chat_reply(client: TestClient) -> None:
     assert choice["logprobs"] is None
     assert reply["usage"] == {
         "prompt_tokens": 4, "completion_tokens": n_said("abc_", 12), "total_tokens": 4 + n_said("abc_", 12),
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": 0, "cached_tokens_details": {"device": 0, "host": 0}},
     }  # fmt: skip
 
 

@@ -1,0 +1,72 @@
+"""The host tier as the engine reports it: counts after a step, and the check that nothing of it is lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from twinpool.prefix.host import HostTier, HostTotals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCounts:
+    """KV tokens and states on the host: in use, and what there is or could be as the memory is divided now.
+
+    total_bytes: of both together; saved_bytes, loaded_bytes: copied to the host and back since boot; totals: counters
+    since boot in tokens and states.
+    """
+
+    total_bytes: int
+    used_tokens: int
+    total_tokens: int
+    used_states: int
+    total_states: int
+    saved_bytes: int
+    loaded_bytes: int
+    totals: HostTotals
+
+
+class HostWatch:
+    """Counts a tier. page_size: tokens a page. Belongs to the engine's thread."""
+
+    def __init__(self, tier: HostTier, *, page_size: int) -> None:
+        self._tier = tier
+        self._page_size = page_size
+        self._flushed_tokens = self._flushed_states = 0
+
+    def counts(self) -> HostCounts:
+        """Counts now."""
+        arena, totals = self._tier.arena, self._tier.totals
+        return HostCounts(
+            total_bytes=arena.total_bytes,
+            used_tokens=arena.used_pages * self._page_size,
+            total_tokens=arena.page_capacity * self._page_size,
+            used_states=arena.used_slots,
+            total_states=arena.slot_capacity,
+            saved_bytes=self._bytes(tokens=totals.saved_tokens, states=totals.saved_states),
+            loaded_bytes=self._bytes(tokens=totals.loaded_tokens, states=totals.loaded_states),
+            totals=replace(totals),
+        )
+
+    def flushed(self) -> None:
+        """The cache has just been emptied: what was copied before and not dropped is gone without a count."""
+        totals = self._tier.totals
+        self._flushed_tokens = totals.saved_tokens - totals.evicted_tokens
+        self._flushed_states = totals.saved_states - totals.evicted_states
+
+    def check(self) -> None:
+        """Assert that the arena holds what was copied and not dropped since: no more (a leak), no less (a double free)."""
+        arena, totals = self._tier.arena, self._tier.totals
+        tokens = totals.saved_tokens - totals.evicted_tokens - self._flushed_tokens
+        states = totals.saved_states - totals.evicted_states - self._flushed_states
+        for name, used, kept in (
+            ("tokens", arena.used_pages * self._page_size, tokens),
+            ("states", arena.used_slots, states),
+            ("states", len(self._tier.states), states),
+        ):
+            assert used == kept, (
+                f"[host] pool memory leak detected! {name} in use={used}, copied and not dropped={kept}"
+            )
+
+    def _bytes(self, *, tokens: int, states: int) -> int:
+        arena = self._tier.arena
+        return tokens // self._page_size * arena.page_bytes + states * arena.slot_bytes
