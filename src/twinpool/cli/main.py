@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import io
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -45,6 +46,8 @@ def run(argv: Sequence[str]) -> int:
 
 def main() -> None:
     """Console entry point. A bug keeps its traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without our characters shows others
     try:
         sys.exit(run(sys.argv[1:]))
     except TwinpoolError as error:
