@@ -31,18 +31,20 @@ MACHINE = "GLM-5.3-Flash --gpu H200 --tp 2 --kv-cache-dtype fp8_e4m3 --page-size
 
 @dataclass(frozen=True)
 class Scale:
-    """sessions: alive, and running at most; ten times as many in the second half, each with its first more_turns requests."""
+    """sessions: alive in the first half, and running at most in both; the second has ten times as many alive. All requests are
+    those of ten times as many session trees, each session with its first `turns`. more_idle_s: longest pause in the second half.
+    """
 
     sessions: int
     pool_memory: str
     slots: str
-    more_turns: int
+    turns: int
     more_idle_s: float = 600.0
 
 
-# All requests of 480 sessions would take eight times as long and say the same.
-FULL = Scale(sessions=48, pool_memory="62.4GiB", slots="60:840:8", more_turns=10)
-QUICK = Scale(sessions=12, pool_memory="15.6GiB", slots="20,60,90,210", more_turns=2)
+# Whole sessions (79 requests on average) would take eight times as long.
+FULL = Scale(sessions=48, pool_memory="62.4GiB", slots="60:840:8", turns=10)
+QUICK = Scale(sessions=12, pool_memory="15.6GiB", slots="20,60,90,210", turns=2)
 WORKLOAD = SyntheticOptions(
     sessions=12, turns=5, system_tokens=2048, input_tokens=20_000, output_tokens=300, block_size=64
 )
@@ -108,10 +110,10 @@ def sweep(world: World, scale: Scale, spreading: SpreadOptions) -> Sweep:
 
 
 def worlds(trace: Trace, scale: Scale) -> tuple[World, World]:
-    """As many sessions alive as may run, and ten times as many with longer pauses."""
-    crowd = head(trees(trace, 10 * scale.sessions), scale.more_turns)
+    """The same requests twice: as many sessions alive as may run, and ten times as many with longer pauses."""
+    crowd = head(trees(trace, 10 * scale.sessions), scale.turns)
     return (
-        World(trace, scale.sessions, idle_cap_s=10.0),
+        World(crowd, scale.sessions, idle_cap_s=10.0),
         World(crowd, 10 * scale.sessions, idle_cap_s=scale.more_idle_s),
     )
 

@@ -38,9 +38,9 @@ def test_both_halves(example) -> None:
     assert line.shape.below is not None
     assert line.shape.above is not None
     assert (line.shape.below.pool, line.shape.above.pool) == ("states", "KV")
-    assert best.row.measured.token_share > 0.6
+    assert best.row.measured.token_share > 0.9 * few.rows[0].measured.infinite_token_share
     assert crowd.row.measured.token_share < 0.1
-    assert (best.row.measured.requests, crowd.row.measured.requests) == (60, 240)
+    assert (best.row.measured.requests, crowd.row.measured.requests) == (240, 240)
 
 
 def test_copied_trees_share_nothing(example) -> None:
