@@ -1,0 +1,157 @@
+"""Threads beside the engine: one that writes segments from a bounded queue, and a few that read chains ahead of their requests."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent import futures
+
+from twinpool.storage.format import Segment, check_segment
+from twinpool.storage.keys import SegmentInfo
+from twinpool.storage.store import DiskStore
+
+_REFRESH_SEGMENTS = 64  # a busy writer looks at the folder again after so many
+_WAIT_BASE_S, _WAIT_PER_1024_TOKENS_S = 1.0, 0.25  # reference 5.5
+
+
+class StoreWriter:
+    """Writes offered segments in a thread, in order. Offers beyond max_pending_bytes are dropped, and counted.
+
+    refresh_s: how often an idle writer looks at the folder again.
+    """
+
+    def __init__(self, store: DiskStore, *, max_pending_bytes: int, refresh_s: float = 30.0) -> None:
+        self._store, self._max_pending_bytes, self._refresh_s = store, max_pending_bytes, refresh_s
+        self._queue: deque[Segment] = deque()  # the first is being written
+        self._pending_bytes = self._dropped = 0
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="twinpool-disk-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of pages and states offered and not yet written."""
+        return self._pending_bytes
+
+    @property
+    def dropped(self) -> int:
+        """Segments that were offered and not taken."""
+        return self._dropped
+
+    def offer(self, segment: Segment) -> bool:
+        """Take a segment for writing; False: the queue is full. Its bytes must not change any more. Parents go before children.
+
+        A segment larger than the whole queue is taken when nothing else waits.
+        """
+        check_segment(segment, self._store.fingerprint)
+        with self._changed:
+            full = self._queue and self._pending_bytes + segment.payload_bytes > self._max_pending_bytes
+            if full or self._closed:
+                self._dropped += 1
+                return False
+            self._queue.append(segment)
+            self._pending_bytes += segment.payload_bytes
+            self._changed.notify_all()
+            return True
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Wait until all that was offered is written or refused; False: not in this time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._queue, timeout_s)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Take nothing more, write what waits for at most so long, and stop. What is not written is lost, nothing is half-written."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self.flush(timeout_s)
+        with self._changed:
+            while len(self._queue) > 1:
+                self._pending_bytes -= self._queue.pop().payload_bytes
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        n_written = 0
+        while True:
+            with self._changed:
+                awake = self._changed.wait_for(lambda: self._queue or self._closed, self._refresh_s)
+                if awake and not self._queue:
+                    return
+                segment = self._queue[0] if self._queue else None
+            if segment is not None:
+                self._write(segment)
+                n_written += 1
+            if segment is None or n_written % _REFRESH_SEGMENTS == 0:
+                self._store.refresh()
+
+    def _write(self, segment: Segment) -> None:
+        self._store.put(segment)
+        with self._changed:
+            self._queue.popleft()
+            self._pending_bytes -= segment.payload_bytes
+            self._changed.notify_all()
+
+
+class Fetch:
+    """A chain being read. What was read is at every moment a prefix of the chain, and as such can be restored."""
+
+    def __init__(self, store: DiskStore, infos: Sequence[SegmentInfo], pool: futures.ThreadPoolExecutor) -> None:
+        self._store, self._infos = store, tuple(infos)
+        self._segments: list[Segment] = []
+        self._cancelled = threading.Event()
+        self._future: futures.Future[None] = pool.submit(self._run)
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a request should wait for it: 1 s and 0.25 s for each 1024 tokens (reference 5.5)."""
+        tokens = self._infos[-1].end - self._infos[0].start if self._infos else 0
+        return _WAIT_BASE_S + _WAIT_PER_1024_TOKENS_S * tokens / 1024
+
+    def poll(self) -> tuple[Segment, ...] | None:
+        """The segments that could be read, root first, up to the first miss; None while it is still reading."""
+        if self._cancelled.is_set() or self._future.cancelled():
+            return ()
+        if not self._future.done():
+            return None
+        self._future.result()  # a bug in the thread is a bug here
+        return tuple(self._segments)
+
+    def wait(self, timeout_s: float) -> tuple[Segment, ...]:
+        """Wait at most so long; returns what was read by then, and reads no more."""
+        futures.wait([self._future], timeout_s)
+        read = self.poll()
+        if read is None:
+            read = tuple(self._segments)
+            self.cancel()
+        return read
+
+    def cancel(self) -> None:
+        """Read no more and let go of what was read; a file being read is read to its end first."""
+        self._cancelled.set()
+        self._future.cancel()
+        self._segments = []
+
+    def _run(self) -> None:
+        for info in self._infos:
+            segment = None if self._cancelled.is_set() else self._store.read(info)
+            if segment is None or self._cancelled.is_set():
+                return
+            self._segments.append(segment)
+
+
+class Prefetcher:
+    """Reads chains in threads."""
+
+    def __init__(self, store: DiskStore, *, n_threads: int = 2) -> None:
+        self._store = store
+        self._pool = futures.ThreadPoolExecutor(n_threads, thread_name_prefix="twinpool-disk-reader")
+
+    def start(self, infos: Sequence[SegmentInfo]) -> Fetch:
+        """Begin to read a chain, or its end: what DiskStore.longest found, less what is in memory already. Order is kept."""
+        return Fetch(self._store, infos, self._pool)
+
+    def close(self) -> None:
+        """Stop: what has not begun is not read, what is being read ends first."""
+        self._pool.shutdown(cancel_futures=True)

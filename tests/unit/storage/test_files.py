@@ -1,0 +1,71 @@
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from twinpool.storage import files
+
+HOUR_NS = 3600 * 10**9
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def age(path: Path, age_ns: int) -> None:
+    then_ns = path.stat().st_mtime_ns - age_ns
+    os.utime(path, ns=(then_ns, then_ns))
+
+
+def test_parts_become_one_file(tmp_path: Path) -> None:
+    files.write_whole(tmp_path, "a", [b"12", bytearray(b"3"), memoryview(b"")])
+    assert (tmp_path / "a").read_bytes() == b"123"
+    assert names(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def fail(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(OSError, match="No space left"):
+        files.write_whole(tmp_path, "a", [b"12"])
+    assert names(tmp_path) == []
+
+
+def test_a_file_of_another_size_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"123")
+    assert files.read_whole(path, 2) is None
+    assert files.read_whole(path, 10**15) is None  # and no memory is taken for it
+    assert files.read_whole(path, 3) == b"123"
+
+
+def test_leftovers_go_when_they_are_old_and_their_writer_is_dead(tmp_path: Path) -> None:
+    for name in ("old.part", "young.part", "locked.part", "old.other"):
+        (tmp_path / name).write_bytes(b"x")
+        if not name.startswith("young"):
+            age(tmp_path / name, HOUR_NS)
+    with open(tmp_path / "locked.part", "rb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        assert files.remove_leftovers(tmp_path, files.list_folder(tmp_path)) == 1
+        assert names(tmp_path) == ["locked.part", "old.other", "young.part"]
+    assert files.remove_leftovers(tmp_path, files.list_folder(tmp_path)) == 1
+
+
+def test_a_listing_has_regular_files_only(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_bytes(b"123")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    (listed,) = files.list_folder(tmp_path)
+    assert (listed.name, listed.size_bytes, listed.used_ns) == ("file", 3, (tmp_path / "file").stat().st_mtime_ns)
+
+
+def test_touch_says_when(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"")
+    age(path, HOUR_NS)
+    before_ns = path.stat().st_mtime_ns
+    assert files.touch(path) == path.stat().st_mtime_ns > before_ns + HOUR_NS // 2
