@@ -1,0 +1,120 @@
+"""Time to the first token of a resumed session: from the device, from the host, and computed again; one run, interleaved.
+
+    python bench/host_tier.py [MODEL_FOLDER] [--tokens 8192] [--rounds 7] [--threads 2]
+
+A round empties the cache, asks a session's next turn (all of it is computed), asks it again (the device has it), lets other sessions
+push it out, and asks once more (the host has it). The three answers must be the same token. Medians are printed, the last line is
+JSON. Without a folder the demo model is used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import statistics
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from twinpool import LLM, SamplingParams
+from twinpool.engine.core import StepReport
+from twinpool.request import Request
+from twinpool.sched.book import Retraction
+from twinpool.units import MIB
+
+NEW_TOKENS = 16  # what a turn adds to the session
+N_PUSHING = 3  # sessions that take its place on the device
+FIRST_TOKEN, LAST_TOKEN = 300, 2900  # of the demo's vocabulary; any are as good
+PLACES = ("recomputed", "device", "host")
+ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+
+
+@dataclass
+class Copies:
+    """An engine observer that adds up the seconds of copies back from the host."""
+
+    load_s: float = 0.0
+
+    def on_step(self, report: StepReport) -> None:
+        """A step was committed."""
+        self.load_s += report.result.load_s
+
+    def on_finish(self, request: Request) -> None:
+        """A request ended."""
+
+    def on_retraction(self, retraction: Retraction) -> None:
+        """Requests went back to the queue."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One answer: seconds to its token, the token, and the prompt tokens that were reused, and from the host."""
+
+    seconds: float
+    token: int
+    reused: int
+    from_host: int
+
+
+def ask(llm: LLM, prompt: list[int]) -> Asked:
+    """The first token of a prompt."""
+    began_s = time.perf_counter()
+    (answer,) = llm.generate([prompt], ONE_TOKEN)
+    return Asked(time.perf_counter() - began_s, answer.token_ids[0], answer.cached_tokens, answer.reuse.from_host)
+
+
+def play_round(llm: LLM, rng: np.random.Generator, n_tokens: int) -> dict[str, Asked]:
+    """The same turn from every place."""
+
+    def session() -> list[int]:
+        return list(rng.integers(FIRST_TOKEN, LAST_TOKEN, n_tokens + NEW_TOKENS).tolist())
+
+    assert llm.engine.flush_cache()
+    prompt = session()
+    found = {"recomputed": ask(llm, prompt), "device": ask(llm, prompt)}
+    for _ in range(N_PUSHING):
+        ask(llm, session())
+    found["host"] = ask(llm, prompt)
+    assert len({asked.token for asked in found.values()}) == 1, f"the answer depends on the place: {found}"
+    # The state lies where the last chunk ended, not more than a turn before the end.
+    places = [(asked.reused >= n_tokens, asked.from_host >= n_tokens) for asked in found.values()]
+    assert places == [(False, False), (True, False), (True, True)], found
+    return found
+
+
+def main() -> None:
+    """Run the rounds and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--host-gb", type=float, default=1.0)
+    args = parser.parse_args()
+    logging.disable(logging.WARNING)
+    llm = LLM(
+        args.model, device_memory="2GiB", threads=args.threads, max_running_requests=1, max_mamba_cache_size=8,
+        max_total_tokens=args.tokens * 2, enable_hierarchical_cache=True, hicache_size=args.host_gb,
+    )  # fmt: skip
+    copies, rng = Copies(), np.random.default_rng(0)
+    llm.engine.observers.append(copies)
+    play_round(llm, rng, args.tokens)  # warms caches and threads
+    loaded_before, copies.load_s = llm.engine.snapshot().host.loaded_bytes, 0.0
+    rounds = [play_round(llm, rng, args.tokens) for _ in range(args.rounds)]
+    seconds = {place: statistics.median(found[place].seconds for found in rounds) for place in PLACES}
+    print(f"{args.tokens:,} tokens and a turn of {NEW_TOKENS}, {args.rounds} rounds; time to the first token, median")
+    for place in PLACES:
+        print(f"  {place:10}  {seconds[place] * 1e3:9.1f} ms   {seconds['recomputed'] / seconds[place]:6.1f} x")
+    loaded = (llm.engine.snapshot().host.loaded_bytes - loaded_before) / args.rounds
+    load_s = copies.load_s / args.rounds
+    print(f"  a restore copies {loaded / MIB:.1f} MiB in {load_s * 1e3:.1f} ms")
+    llm.engine.check_idle(thorough=True)
+    llm.close()
+    result = {"tokens": args.tokens, "rounds": args.rounds, "threads": args.threads, "ttft_s": seconds}
+    print(json.dumps({**result, "restore_bytes": loaded, "restore_copy_s": load_s}))
+
+
+if __name__ == "__main__":
+    main()
