@@ -16,7 +16,9 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-FAMILIES = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
+FAMILIES = (
+    "qwen3_5", "qwen3_5_moe", "qwen3_next", "granite", "granite_rope", "granite_moe", "lfm2", "lfm2_moe",
+)  # fmt: skip
 VOCAB = 260  # 256 bytes, <|endoftext|>, <|im_start|>, <|im_end|>, one that no text makes
 EOS = 258
 CHAT_TEMPLATE = (
@@ -24,22 +26,46 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-_COMMON: dict[str, Any] = {
+_PLAIN: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 16, "intermediate_size": 48, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "max_position_embeddings": 1024,
-    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "intermediate_size": 48, "max_position_embeddings": 1024,
     "eos_token_id": EOS, "pad_token_id": 256, "bos_token_id": None, "tie_word_embeddings": False,
     # Large weights, so that greedy choices are far apart.
     "initializer_range": 0.3,
 }  # fmt: skip
+_HYBRID = ["linear_attention", "linear_attention", "full_attention", "linear_attention"]
+_COMMON: dict[str, Any] = {
+    **_PLAIN, "head_dim": 16, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "layer_types": _HYBRID,
+}  # fmt: skip
 _MOE: dict[str, Any] = {
     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
 }  # fmt: skip
-_CLASSES = {
-    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {}),
-    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", _MOE),
-    "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", _MOE),
+_GRANITE: dict[str, Any] = {
+    **_PLAIN, "layer_types": _HYBRID, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 16,
+    "mamba_d_conv": 4, "mamba_expand": 2, "mamba_chunk_size": 64, "shared_intermediate_size": 48, "num_local_experts": 0,
+    "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "attention_multiplier": 0.2, "logits_scaling": 2.0,
+}  # fmt: skip
+_GRANITE_ROPE: dict[str, Any] = {"position_embedding_type": "rope", "mamba_n_groups": 1, "attention_bias": True}
+_GRANITE_MOE: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 16}
+_LFM2: dict[str, Any] = {
+    **_PLAIN, "layer_types": ["conv", "conv", "full_attention", "conv"], "conv_L_cache": 3, "conv_bias": True,
+    "block_multiple_of": 8, "block_auto_adjust_ff_dim": True,
+}  # fmt: skip
+_LFM2_MOE: dict[str, Any] = {
+    **_PLAIN, "layer_types": ["conv", "full_attention", "conv", "full_attention"], "num_dense_layers": 1,
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "routed_scaling_factor": 1.5,
+}  # fmt: skip
+# Family -> configuration class, model class, what its config says.
+_CLASSES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", _COMMON),
+    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", _COMMON | _MOE),
+    "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", _COMMON | _MOE),
+    "granite": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM", _GRANITE),
+    "granite_rope": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM", _GRANITE | _GRANITE_ROPE),
+    "granite_moe": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM", _GRANITE | _GRANITE_MOE),
+    "lfm2": ("Lfm2Config", "Lfm2ForCausalLM", _LFM2),
+    "lfm2_moe": ("Lfm2MoeConfig", "Lfm2MoeForCausalLM", _LFM2_MOE),
 }
 
 
@@ -52,8 +78,8 @@ def tiny_checkpoint(family: str, cache_dir: Path, *, dtype: str = "float32", see
     folder = cache_dir / name
     if folder.is_dir():
         return folder
-    config_name, model_name, extra = _CLASSES[family]
-    config = getattr(transformers, config_name)(**{**_COMMON, **extra, **changes}, dtype=dtype)
+    config_name, model_name, values = _CLASSES[family]
+    config = getattr(transformers, config_name)(**{**values, **changes}, dtype=dtype)
     torch.manual_seed(seed)
     model = getattr(transformers, model_name)(config).to(getattr(torch, dtype)).eval()
     with torch.no_grad():
@@ -66,12 +92,14 @@ def tiny_checkpoint(family: str, cache_dir: Path, *, dtype: str = "float32", see
 
 def _spread(model: torch.nn.Module) -> None:
     """Give what transformers initialises to constants random values, so that a term that is left out is seen."""
-    for name, parameter in model.named_parameters():
+    for name, parameter in model.state_dict(keep_vars=True).items():
         if name.endswith("dt_bias"):
             parameter.copy_(torch.rand_like(parameter.float()) * 2 - 1)
         elif name.endswith("A_log"):
             parameter.copy_(torch.log(torch.rand_like(parameter.float()) * 4 + 0.2))
-        elif "norm" in name:
+        elif name.endswith("expert_bias"):
+            parameter.copy_(torch.randn_like(parameter) * 0.2)
+        elif "norm" in name or name.endswith((".D", ".bias")):
             parameter.add_(torch.randn_like(parameter.float()).mul(0.1).to(parameter.dtype))
 
 

@@ -11,26 +11,28 @@ residuals inside the linear layers and makes no mask, which paged attention has 
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
 from twinpool.errors import ModelError
 from twinpool.models.blocks import Linear
 from twinpool.models.bound import BoundMemory, Step
 from twinpool.models.config_file import read_config
-from twinpool.models.families import qwen
+from twinpool.models.families import granite, lfm2, qwen
 from twinpool.models.families.base import Decoder, Parts, Source
 from twinpool.models.step_batch import MemoryViews, StepBatch
 from twinpool.models.weights import assign_weights, read_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Every architecture that can be served.
-SOURCES: dict[str, Source] = {**qwen.SOURCES}
+SOURCES: dict[str, Source] = {**qwen.SOURCES, **granite.SOURCES, **lfm2.SOURCES}
 # Frequencies of these change with the length of the sequence, which a table made at boot cannot follow.
 _MOVING_ROPE = ("dynamic", "longrope")
 
@@ -97,7 +99,7 @@ def load_model(folder: Path, *, dtype: str, device: str = "cpu", context_len: in
     with torch.inference_mode():
         model.to(place) if place.type != "cpu" else None
         positions = context_len or config.max_position_embeddings
-        rotary = getattr(model.base_model, "rotary_emb", None)
+        rotary = None if source.rotary is None else getattr(model.base_model, source.rotary)
         table = torch.empty(positions, 0) if rotary is None else _rotary_table(type(rotary)(config), positions)
         decoder = source.build(Parts(model=model, table=table.to(place)))
         weight_bytes = _take_over(model, decoder) + table.numel() * table.element_size()
@@ -117,9 +119,10 @@ def _text_config(config_class: Any, config_json: Mapping[str, Any], folder: Path
     if "text_config" in config_json:
         text["tie_word_embeddings"] = config_json.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
     try:
-        config = config_class(**text)
-    except (TypeError, ValueError) as error:
-        raise ModelError(f"{folder / 'config.json'} is not a {config_class.__name__}: {error}.") from error
+        config = config_class(**json.loads(json.dumps(text), object_hook=_plain_float))
+    except (TypeError, ValueError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ModelError(f"{folder / 'config.json'} is not a {config_class.__name__}: {reason}.") from error
     activation = getattr(config, "hidden_act", "silu")
     if activation != "silu":
         raise ModelError(f"config.json says hidden_act='{activation}'; only 'silu' runs here.")
@@ -129,6 +132,11 @@ def _text_config(config_class: Any, config_json: Mapping[str, Any], folder: Path
             f"config.json says rope_type='{rope_type}', which does not run here; use 'default', 'linear' or 'yarn'."
         )
     return config
+
+
+def _plain_float(value: dict[str, Any]) -> Any:
+    """transformers writes an infinity as {"__float__": "Infinity"}."""
+    return float(value["__float__"]) if set(value) == {"__float__"} else value
 
 
 def _rotary_table(rotary: Any, positions: int) -> torch.Tensor:

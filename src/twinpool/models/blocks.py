@@ -58,6 +58,11 @@ class Linear(nn.Module):
         return out
 
 
+def adopt_linear(module: Any) -> Linear:
+    """Ours with the weight, and the bias if there is one, of a torch Linear."""
+    return Linear([module.weight], None if module.bias is None else [module.bias])
+
+
 class RmsNorm(nn.Module):
     """x / rms(x) * weight."""
 

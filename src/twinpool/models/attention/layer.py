@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from twinpool.models.attention.ops import AttentionKernel, AttentionShape, attend
-from twinpool.models.blocks import Linear
+from twinpool.models.blocks import Linear, adopt_linear
 from twinpool.models.bound import Step
 
 
@@ -73,6 +73,6 @@ def adopt_attention(
     return AttentionMixer(
         qkv=Linear([p.weight for p in inputs], None if module.q_proj.bias is None else [p.bias for p in inputs]),
         kernel=kernel,
-        o_proj=Linear([out_proj.weight], None if out_proj.bias is None else [out_proj.bias]),
+        o_proj=adopt_linear(out_proj),
         layer=layer,
     )

@@ -55,7 +55,8 @@ class Source:
 
     module: below transformers.models; config, model: classes of its configuration and modeling files. ignored: prefixes of other
     modalities and draft layers; renamed: regular expression in a name of the checkpoint -> its replacement, applied in order.
-    check: raises ModelError for a config that our layers do not do.
+    check: raises ModelError for a config that our layers do not do. rotary: where the model below its head keeps its rotary module
+    (which may be None), None for models that have no such place.
     """
 
     module: str
@@ -65,3 +66,4 @@ class Source:
     ignored: tuple[str, ...] = ("mtp.",)
     renamed: Mapping[str, str] = field(default_factory=dict)
     check: Callable[[Any], None] = lambda config: None
+    rotary: str | None = "rotary_emb"

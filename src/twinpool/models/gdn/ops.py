@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from twinpool.models.bound import Step
 from twinpool.models.gdn import reference
 from twinpool.models.native import CODES, native, use_native
+from twinpool.models.rows import by_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,26 +81,10 @@ def mix(kernel: GdnKernel, step: Step, layer: int, proj: torch.Tensor) -> torch.
     """
     state = step.memory.states[layer]
     if kernel.handle is None:
-        return _mix_torch(kernel, step, layer, proj)
+        return by_rows(step, layer, proj, partial(_row_torch, kernel))
     out = torch.empty((len(proj), kernel.shape.values), dtype=proj.dtype)
     kernel.handle.run(step.rows, state.conv, state.ssm, proj.data_ptr(), proj.stride(0), out.data_ptr())
     return out
-
-
-def _mix_torch(kernel: GdnKernel, step: Step, layer: int, proj: torch.Tensor) -> torch.Tensor:
-    batch, views = step.batch, step.memory.states[layer].views
-    pieces = []
-    for row, slot in enumerate(batch.slots.tolist()):
-        begin, end = int(batch.row_offsets[row]), int(batch.row_offsets[row + 1])
-        mark = begin + int(batch.checkpoint_offsets[row])
-        for first, last in ((begin, mark), (mark, end)):
-            if first < last:
-                pieces.append(_row_torch(kernel, proj[first:last], views.conv[slot], views.ssm[slot]))
-            if last == mark > begin:
-                copy = int(batch.checkpoint_slots[row])
-                views.conv[copy].copy_(views.conv[slot])
-                views.ssm[copy].copy_(views.ssm[slot])
-    return torch.cat(pieces)
 
 
 def _row_torch(kernel: GdnKernel, proj: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor) -> torch.Tensor:

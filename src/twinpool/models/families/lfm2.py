@@ -1,0 +1,80 @@
+"""LFM2 and LFM2-MoE: short convolution or attention, then an MLP or experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from twinpool.models.attention.layer import HeadNorms, adopt_attention
+from twinpool.models.blocks import Linear, Mlp, Moe, PreNormLayer, RmsNorm, Router, make_experts
+from twinpool.models.families.base import Decoder, Parts, Source
+from twinpool.models.shortconv.layer import adopt_short_conv
+
+
+def build(parts: Parts) -> Decoder:
+    """Our layers with the model's weights, in its order."""
+    return Decoder(
+        layers=tuple(_layer(parts, block) for block in parts.base.layers), norm=_norm(parts.base.embedding_norm)
+    )
+
+
+def _layer(parts: Parts, block: Any) -> PreNormLayer:
+    mixer: nn.Module
+    if block.is_attention_layer:
+        module = block.self_attn
+        query, key = module.q_layernorm, module.k_layernorm
+        mixer = adopt_attention(
+            module,
+            layer=next(parts.attention),
+            table=parts.table,
+            out_proj=module.out_proj,
+            norms=HeadNorms(query.weight.float(), key.weight.float(), query.variance_epsilon),
+        )
+    else:
+        mixer = adopt_short_conv(block.conv, layer=next(parts.linear))
+    return PreNormLayer(
+        norm=_norm(block.operator_norm),
+        mixer=mixer,
+        second_norm=_norm(block.ffn_norm),
+        mlp=_feed_forward(block.feed_forward),
+    )
+
+
+def _feed_forward(module: Any) -> Mlp | Moe:
+    if not hasattr(module, "experts"):
+        return Mlp(gate_up=Linear([module.w1.weight, module.w3.weight]), down=Linear([module.w2.weight]))
+    gate = module.gate
+    router = Router(
+        linear=Linear([gate.weight]),
+        top_k=gate.top_k,
+        sigmoid=True,
+        bias=module.expert_bias if module.use_expert_bias else None,
+        normalise=gate.norm_topk_prob,
+        epsilon=1e-6,
+        scale=gate.routed_scaling_factor,
+    )
+    return Moe(router=router, experts=make_experts(module.experts))
+
+
+def _norm(module: Any) -> RmsNorm:
+    return RmsNorm(module.weight, module.variance_epsilon)
+
+
+# Experts are stored one by one, their matrices numbered as in the plain MLP.
+_RENAMED = {
+    r"(\.experts\.\d+)\.w1\.": r"\1.gate_proj.",
+    r"(\.experts\.\d+)\.w3\.": r"\1.up_proj.",
+    r"(\.experts\.\d+)\.w2\.": r"\1.down_proj.",
+}
+SOURCES = {
+    "Lfm2ForCausalLM": Source(module="lfm2", config="Lfm2Config", model="Lfm2ForCausalLM", build=build),
+    "Lfm2MoeForCausalLM": Source(
+        module="lfm2_moe",
+        config="Lfm2MoeConfig",
+        model="Lfm2MoeForCausalLM",
+        build=build,
+        renamed=_RENAMED,
+        rotary="pos_emb",
+    ),
+}

@@ -1,0 +1,96 @@
+"""The Mamba2 mixer between its projections over a packed step: row by row in torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from twinpool.models.bound import Step
+from twinpool.models.gdn.reference import causal_conv
+from twinpool.models.mamba2 import reference
+from twinpool.models.rows import by_rows, by_token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2Shape:
+    """Heads and sizes of a layer.
+
+    dt_limits: least and largest step size; eps: of the gated norm over each group; norm_first: the gate comes after the norm.
+    """
+
+    heads: int
+    head_dim: int
+    state_size: int
+    groups: int
+    kernel: int
+    eps: float
+    dt_limits: tuple[float, float] = (0.0, float("inf"))
+    norm_first: bool = False
+
+    @property
+    def inner(self) -> int:
+        """Columns of x, of the gate z and of the output."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Columns that go through the convolution: x | B | C."""
+        return self.inner + 2 * self.groups * self.state_size
+
+
+class Mamba2Kernel:
+    """A layer's constants, prepared once.
+
+    conv_weight [channels, kernel], conv_bias [channels] or None, a_log, dt_bias and skip (D) [heads], norm_weight [inner] or None
+    for a gate without a norm.
+    """
+
+    def __init__(
+        self,
+        shape: Mamba2Shape,
+        *,
+        conv_weight: torch.Tensor,
+        conv_bias: torch.Tensor | None,
+        a_log: torch.Tensor,
+        dt_bias: torch.Tensor,
+        skip: torch.Tensor,
+        norm_weight: torch.Tensor | None,
+    ) -> None:
+        self.shape = shape
+        self.taps = conv_weight.float().contiguous()
+        self.rate = -torch.exp(a_log.float())
+        self.dt_bias, self.skip = dt_bias.float().contiguous(), skip.float().contiguous()
+        self.conv_bias = torch.zeros_like(self.taps[:, 0]) if conv_bias is None else conv_bias.float()
+        self.norm_weight = None if norm_weight is None else norm_weight.float()
+
+
+def mix(kernel: Mamba2Kernel, step: Step, layer: int, proj: torch.Tensor) -> torch.Tensor:
+    """[T, inner] of the model's dtype, ready for the output projection; states of linear layer `layer` move on in their slots.
+
+    proj [T, 2 inner + 2 groups state_size + heads]: z | x | B | C | dt.
+    """
+    return by_rows(step, layer, proj, partial(_row_torch, kernel))
+
+
+def _row_torch(kernel: Mamba2Kernel, proj: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor) -> torch.Tensor:
+    shape, dtype = kernel.shape, proj.dtype
+    z, xbc, dt = proj.split([shape.inner, shape.channels, shape.heads], -1)
+    y, window = causal_conv(xbc.to(conv.dtype).float(), conv.float(), kernel.taps)
+    conv.copy_(window)
+    mixed = by_token(F.silu, (y + kernel.conv_bias).to(dtype).float()).to(dtype).float()
+    width = shape.groups * shape.state_size
+    x, b, c = mixed.split([shape.inner, width, width], -1)
+    parts = (
+        x.unflatten(-1, (shape.heads, shape.head_dim)),
+        b.unflatten(-1, (shape.groups, shape.state_size)),
+        c.unflatten(-1, (shape.groups, shape.state_size)),
+    )
+    sizes = reference.step_sizes(dt.float(), kernel.dt_bias, shape.dt_limits)
+    out, state = reference.scan(parts, sizes, kernel.rate, kernel.skip, ssm.float(), state_dtype=ssm.dtype)
+    ssm.copy_(state)
+    return reference.gated_norm(
+        out.flatten(1), z.float(), kernel.norm_weight, groups=shape.groups, eps=shape.eps, norm_first=shape.norm_first
+    ).to(dtype)
