@@ -15,12 +15,13 @@ def _table() -> dict[str, Any]:
     return tomllib.loads(resources.files("twinpool.config").joinpath("defaults.toml").read_text())
 
 
-def model_default(key: str, *, architecture: str, family: str) -> tuple[Any, bool]:
-    """(value, whether the model has its own) of a model default (reference 3.5)."""
+def model_default(key: str, *, architecture: str, family: str, engine: str) -> tuple[Any, bool]:
+    """(value, whether the model has its own) of a model default (reference 3.5); engine: name of its EngineRules."""
     models = _table()["models"]
-    for name in (architecture, family):
-        if key in models.get(name, {}):
-            return models[name][key], True
+    for table in (_table()["engines"].get(engine, {}), models):
+        for name in (architecture, family):
+            if key in table.get(name, {}):
+                return table[name][key], True
     return models["default"][key], False
 
 

@@ -156,7 +156,7 @@ def resolve(options: ServeOptions, spec: ModelSpec, device: DeviceFacts, *, rule
     """
     decided = _Decisions(options)
     _resolve_model(decided, options, spec, rules)
-    _resolve_page_size(decided, options, spec)
+    _resolve_page_size(decided, options, spec, rules)
     _resolve_memory(decided, options, spec, device, rules)
     _resolve_running(decided, options, rules)
     warnings = _resolve_cache(decided, options, spec, device, rules)
@@ -190,8 +190,8 @@ def _unless_auto(value: str) -> str | None:
     return None if value == "auto" else value
 
 
-def _resolve_page_size(decided: _Decisions, options: ServeOptions, spec: ModelSpec) -> None:
-    value, own = model_default("page_size", architecture=spec.architecture, family=spec.family)
+def _resolve_page_size(decided: _Decisions, options: ServeOptions, spec: ModelSpec, rules: EngineRules) -> None:
+    value, own = model_default("page_size", architecture=spec.architecture, family=spec.family, engine=rules.name)
     if options.mamba_radix_cache_strategy == "no_buffer":
         value, own = 1, False  # asking for it is asking for the only page size that it works with
     decided.pick("page_size", options.page_size, int(value), "model default" if own else "default")
@@ -201,7 +201,9 @@ def _resolve_memory(
     decided: _Decisions, options: ServeOptions, spec: ModelSpec, device: DeviceFacts, rules: EngineRules
 ) -> None:
     capacity = decided.pick("device_memory_bytes", options.device_memory_bytes, device.memory_bytes, "measured")
-    ratio, own = model_default("mamba_full_memory_ratio", architecture=spec.architecture, family=spec.family)
+    ratio, own = model_default(
+        "mamba_full_memory_ratio", architecture=spec.architecture, family=spec.family, engine=rules.name
+    )
     decided.pick(
         "mamba_full_memory_ratio", options.mamba_full_memory_ratio, float(ratio), "model default" if own else "default"
     )

@@ -78,12 +78,12 @@ def test_pools_that_do_not_fit_are_refused_with_numbers(tiny: Path) -> None:
 
 def test_models_that_cannot_be_served_are_refused_before_they_are_loaded(tmp_path: Path) -> None:
     config = {
-        "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "hidden_size": 32, "vocab_size": 64,
-        "num_hidden_layers": 2, "num_attention_heads": 2, "layer_types": ["conv", "full_attention"],
+        "architectures": ["MiniMaxForCausalLM"], "model_type": "minimax", "hidden_size": 32, "vocab_size": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "layer_types": ["linear_attention", "full_attention"],
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(
-        ModelError, match="Lfm2ForCausalLM can be planned but not served yet; served: Qwen3NextForCausalLM"
+        ModelError, match="MiniMaxForCausalLM can be planned but not served yet; served: Qwen3NextForCausalLM"
     ):
         boot(tmp_path)
 
