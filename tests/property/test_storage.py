@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -198,7 +199,7 @@ parts_whole = files.write_whole
 call = {call!r}
 if call == "mkstemp": tempfile.mkstemp = lambda **kwargs: die()
 elif call == "write": files.write_whole = half
-elif call == "after": files.touch = die
+elif call == "after": files._sync_folder = die
 else: setattr(os, call, die)
 store.put(segment(chain_infos(store, range(400), [64, 100])[1]))
 """
@@ -243,3 +244,28 @@ def test_many_conversations_with_one_beginning_answer_quickly(tmp_path: Path) ->
     began = time.perf_counter()
     assert store.longest(hashes)[-1].end == 68
     assert time.perf_counter() - began < 0.02
+
+
+def test_threads_of_one_server_share_a_store(tmp_path: Path) -> None:
+    """Puts, reads, evictions and refreshes at once; at rest the counts are those of the folder."""
+    store = store_at(tmp_path, 20 * (FILE_BYTES + 320))
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(60):
+            hashes = store.hashes([rng.randrange(2)] * 64 + [rng.randrange(6)] * 336)
+            for start in range(0, 40 * rng.randrange(10), 40):
+                store.put(segment(hashes.info(start, start + 40)))
+            for info in store.longest(hashes):
+                read = store.read(info)
+                assert read is None or same(read, info)
+            if rng.random() < 0.2:
+                store.refresh()
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(work, seed) for seed in range(4)]:
+            done.result()
+    store.refresh()
+    on_disk = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert on_disk == store.stats.used_bytes <= store.limit_bytes
+    assert store._reserved_bytes == store.stats.damaged == store.stats.failed == 0

@@ -33,8 +33,11 @@ class Listed:
     used_ns: int
 
 
-def write_whole(folder: Path, name: str, parts: Iterable[Bytes]) -> None:
-    """Make the file of these parts appear at once, or not at all, even if the machine stops. Raises OSError."""
+def write_whole(folder: Path, name: str, parts: Iterable[Bytes]) -> int:
+    """Make the file of these parts appear at once, or not at all, even if the machine stops; returns when it was written, in ns.
+
+    Raises OSError.
+    """
     handle, part_path = tempfile.mkstemp(dir=folder, suffix=_PART_SUFFIX)
     try:
         with open(handle, "wb") as file:
@@ -43,11 +46,13 @@ def write_whole(folder: Path, name: str, parts: Iterable[Bytes]) -> None:
                 file.write(part)
             file.flush()
             os.fsync(handle)
+            written_ns = os.fstat(handle).st_mtime_ns
             os.replace(part_path, folder / name)
     except BaseException:
         remove(Path(part_path))
         raise
     _sync_folder(folder)
+    return written_ns
 
 
 def read_whole(path: Path, size_bytes: int) -> memoryview | None:

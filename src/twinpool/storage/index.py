@@ -116,6 +116,8 @@ class Index:
 
         keep: keys that are not touched.
         """
+        if needed_bytes <= 0:
+            return []
         victims: list[Entry] = []
         heap = [_order(entry) for key, entry in self._entries.items() if key not in self._children]
         heapq.heapify(heap)

@@ -105,13 +105,12 @@ class DiskStore:
         if self._is_here(info) or not self._reserve(info):
             return False
         try:
-            files.write_whole(self.path, file_name(info), encode(segment, self.fingerprint))
-            used_ns = files.touch(self.path / file_name(info))
+            written_ns = files.write_whole(self.path, file_name(info), encode(segment, self.fingerprint))
         except OSError as error:
             self._trouble(error)
             self._release(info)
             return False
-        self._release(info, written_ns=used_ns)
+        self._release(info, written_ns=written_ns)
         return True
 
     def read(self, info: SegmentInfo) -> Segment | None:
