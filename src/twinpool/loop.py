@@ -35,6 +35,11 @@ class Loop:
         """Nothing to schedule and nothing in flight."""
         return not self._in_flight and not self.scheduler.has_work
 
+    @property
+    def waits(self) -> bool:
+        """There are requests, and nothing of them runs: their prefixes are being read from the disk."""
+        return not self._in_flight and self.scheduler.has_work and not self.scheduler.n_running
+
     def step(self, horizon: Horizon | None = None) -> list[Delta]:
         """Plan at most one step, commit at most one, return the news. horizon: see Scheduler.schedule."""
         plan = self.scheduler.schedule(horizon)

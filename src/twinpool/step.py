@@ -38,7 +38,31 @@ class Freed:
     ids: Int32Array
 
 
-Order = SlotOrder | HostCopy | Freed
+@dataclass(frozen=True, slots=True, eq=False)
+class StoreCopy:
+    """Before the forward: give tokens [start, end) of a conversation to the disk tier: their pages (int32) and the state after them.
+
+    tokens: int32 [end], the whole prefix.
+    """
+
+    tokens: Int32Array
+    start: int
+    end: int
+    pages: Int32Array
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostFill:
+    """Before the forward: what was read from the disk goes to the host. kv: bytes of the host_pages (int32); state: of host_slot."""
+
+    host_pages: Int32Array
+    kv: memoryview
+    host_slot: int
+    state: memoryview
+
+
+Order = SlotOrder | HostCopy | Freed | StoreCopy | HostFill
 
 
 class Row(NamedTuple):

@@ -14,13 +14,23 @@ from twinpool.prefix.tree import PrefixTree
 from twinpool.request import Int32Array
 from twinpool.sched.scheduler import Scheduler
 from twinpool.sched.shape import SchedulerShape
+from twinpool.sched.storage import Storage
 from twinpool.step import Freed, Order
 
 
 def build_scheduler(
-    resolved: Resolved, ledger: Ledger, *, clock: Clock, host: HostArena | None = None, tell_freed: bool = False
+    resolved: Resolved,
+    ledger: Ledger,
+    *,
+    clock: Clock,
+    host: HostArena | None = None,
+    storage: Storage | None = None,
+    tell_freed: bool = False,
 ) -> Scheduler:
-    """A scheduler over empty pools. host: memory for evicted prefixes; tell_freed: plans name freed pages and slots (tests)."""
+    """A scheduler over empty pools.
+
+    host: memory for evicted prefixes; storage: a disk tier below it; tell_freed: plans name freed pages and slots (tests).
+    """
     orders: list[Order] = []
     pages = Pool(
         name="pages", first=1, count=ledger.n_pages, on_free=telling_freed("pages", orders) if tell_freed else None
@@ -40,7 +50,9 @@ def build_scheduler(
         disabled=not resolved.radix_cache,
         host=HostPlan(host, resolved.hicache_write_policy, orders) if host is not None else None,
     )
-    return Scheduler(shape=_shape(resolved, ledger), pages=pages, slots=slots, tree=tree, clock=clock, orders=orders)
+    return Scheduler(
+        shape=_shape(resolved, ledger), pages=pages, slots=slots, tree=tree, clock=clock, orders=orders, storage=storage
+    )
 
 
 def telling_freed(kind: str, orders: list[Order]) -> Callable[[Int32Array], None]:

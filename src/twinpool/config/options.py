@@ -185,6 +185,23 @@ class HostTierOptions:
             "used again; write_back: when the device evicts it."
         ),
     ] = "write_through"
+    hicache_storage_backend: Annotated[
+        Literal["file"] | None,
+        Flag("A tier below the host's that survives restarts; file: a folder.", default_text="none"),
+    ] = None
+    hicache_storage_path: Annotated[
+        str | None, Flag("The folder; servers of the same model may share it.", metavar="DIR")
+    ] = None
+    hicache_storage_size: Annotated[
+        float, Flag("Most that it may hold, in GB (10^9 bytes).", metavar="GB", above=0)
+    ] = 10.0
+    hicache_storage_prefetch_policy: Annotated[
+        Literal["timeout", "best_effort", "wait_complete"],
+        Flag(
+            "How long a request waits for what is read for it. timeout: 1 s, and 0.25 s for each 1024 tokens; best_effort: not "
+            "at all; wait_complete: until it is read."
+        ),
+    ] = "timeout"
     hicache_mamba_size_gb: Annotated[
         float | None,
         Flag(

@@ -76,6 +76,10 @@ class Resolved:
     hicache_host_memory_fraction: float
     hicache_write_policy: str
     hicache_mamba_size_gb: float | None
+    hicache_storage_backend: str | None
+    hicache_storage_path: str | None
+    hicache_storage_size: float
+    hicache_storage_prefetch_policy: str
 
     overlap: bool
     max_running_requests: int | None

@@ -29,6 +29,7 @@ def choose_strategy(options: ServeOptions, spec: ModelSpec, *, page_size: int, d
 
     Raises ConfigError when the model, the page size or the overlap do not allow what was asked for.
     """
+    _check_tiers(options)
     overlap = wants_overlap(options, device_kind=device_kind)
     name = options.mamba_radix_cache_strategy
     if options.disable_radix_cache:
@@ -48,6 +49,16 @@ def choose_strategy(options: ServeOptions, spec: ModelSpec, *, page_size: int, d
     else:
         _check_extra_buffer(options, spec, name=name, page_size=page_size, overlap=overlap)
     return Choice(strategy=name, overlap=overlap)
+
+
+def _check_tiers(options: ServeOptions) -> None:
+    backend, path = options.hicache_storage_backend, options.hicache_storage_path
+    if backend is not None and not options.enable_hierarchical_cache:
+        raise ConfigError("--hicache-storage-backend is a tier below the host's: it needs --enable-hierarchical-cache.")
+    if (backend is None) != (path is None):
+        raise ConfigError(
+            "--hicache-storage-backend file and --hicache-storage-path DIR go together: give both or none."
+        )
 
 
 def _check_no_buffer(*, page_size: int, overlap: bool) -> None:

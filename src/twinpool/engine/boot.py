@@ -18,6 +18,7 @@ from twinpool.config.options import ServeOptions
 from twinpool.config.resolve import DeviceFacts, Resolved, resolve
 from twinpool.engine import checkpoint, host
 from twinpool.engine.core import Engine, EngineFacts
+from twinpool.engine.disk import open_disk_tier
 from twinpool.engine.executor import Forward, TorchExecutor
 from twinpool.engine.report import BatchLog
 from twinpool.engine.tensors import Memory
@@ -71,13 +72,15 @@ def boot_engine(options: ServeOptions, *, poison_freed: bool = False, clock: Clo
     )
     tier = _host_tier(resolved, ledger)
     memory = _allocate(spec, resolved, ledger, tier)
+    disk = open_disk_tier(resolved, memory.arena, folder)
     executor = TorchExecutor(
         forward=_forward(loaded.model, memory),
         memory=memory,
         # Our kernels have threads of their own, and torch's would only compete with them.
         torch_threads=1 if use_native(memory.buffer.device) else threads,
+        store=disk.put if disk is not None else None,
     )
-    scheduler = build_scheduler(resolved, ledger, clock=clock, host=tier, tell_freed=poison_freed)
+    scheduler = build_scheduler(resolved, ledger, clock=clock, host=tier, storage=disk, tell_freed=poison_freed)
     facts = EngineFacts(
         options=options,
         resolved=resolved,
@@ -88,7 +91,7 @@ def boot_engine(options: ServeOptions, *, poison_freed: bool = False, clock: Clo
         weight_bytes=loaded.model.weight_bytes,
         startup_available_bytes=loaded.available_bytes,
     )
-    engine = Engine(facts=facts, scheduler=scheduler, executor=executor, tokenizer=tokenizer, clock=clock)
+    engine = Engine(facts=facts, scheduler=scheduler, executor=executor, tokenizer=tokenizer, clock=clock, disk=disk)
     engine.observers.append(
         BatchLog(book=scheduler.book, clock=clock, decode_log_interval=resolved.decode_log_interval)
     )

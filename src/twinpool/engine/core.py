@@ -26,6 +26,7 @@ Totals that only grow (evicted tokens and states, retractions, skipped checkpoin
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
@@ -43,15 +44,17 @@ from twinpool.prefix.host_view import HostView, host_view
 from twinpool.request import Finish, Int32Array, Request, SamplingParams
 from twinpool.sched.book import Delta, Retraction, Totals
 from twinpool.sched.scheduler import Scheduler
-from twinpool.step import Executor, StepPlan, StepResult, TokenLogprob
+from twinpool.step import Executor, Order, StepPlan, StepResult, TokenLogprob
 
 if TYPE_CHECKING:
     from twinpool.config.options import ServeOptions
     from twinpool.config.resolve import Resolved
+    from twinpool.engine.disk import DiskTier
     from twinpool.memory.budget import Ledger
     from twinpool.models.spec import ModelSpec
 
 log = logging.getLogger("twinpool.engine")
+_POLL_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +135,9 @@ class EngineObserver(Protocol):
 class Closable(Executor, Protocol):
     """An executor with a thread to end."""
 
+    def settle(self, orders: tuple[Order, ...]) -> None:
+        """Run orders that no step will take along for now."""
+
     def close(self) -> None:
         """Wait for what was submitted, then end the thread."""
 
@@ -147,6 +153,7 @@ class Engine:
         executor: Closable,
         tokenizer: Tokenizer,
         clock: Clock,
+        disk: DiskTier | None = None,
     ) -> None:
         self.facts = facts
         self.tokenizer = tokenizer
@@ -157,6 +164,7 @@ class Engine:
             scheduler=scheduler, executor=executor, overlap=scheduler.shape.overlap, observe=self._note_step
         )
         self._executor = executor
+        self._disk = disk
         self._streams: dict[int, StreamDecoder] = {}
         self._committed: tuple[StepPlan, StepResult] | None = None
         self._n_added = 0
@@ -247,7 +255,10 @@ class Engine:
         self.loop.failures.clear()
         if self.loop.idle and not self._was_idle:
             self._was_idle = True
+            self._settle()
             self.check_idle()
+        elif not deltas and self.loop.waits:
+            time.sleep(_POLL_S)  # a prefix is being read from the disk, and nothing else can run
         self._snapshot = self._take_snapshot()
         self._tell(outputs)
         return outputs
@@ -344,6 +355,15 @@ class Engine:
             self.scheduler.book.pages.check()
             self.scheduler.book.slots.check()
 
+    def _settle(self) -> None:
+        """With nothing left to run, what the tiers below were told is done at once: the next step may be hours away."""
+        orders = self.scheduler.book.orders
+        if orders:
+            self._executor.settle(tuple(orders))
+            orders.clear()
+
     def close(self) -> None:
-        """End the executor's thread. Requests that still run are dropped."""
+        """End the threads; what the disk tier was given is written first. Requests that still run are dropped."""
         self._executor.close()
+        if self._disk is not None:
+            self._disk.close()

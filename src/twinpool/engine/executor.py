@@ -5,6 +5,7 @@ itself.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
@@ -15,7 +16,7 @@ from twinpool.engine.inputs import LastTokens, pack
 from twinpool.engine.sampler import RowState, Sampled, sample_row
 from twinpool.engine.tensors import Memory
 from twinpool.models.step_batch import PackedStep
-from twinpool.step import Freed, HostCopy, Order, SlotOrder, StepPlan, StepResult
+from twinpool.step import Freed, HostCopy, HostFill, Order, SlotOrder, StepPlan, StepResult, StoreCopy
 
 # What a row that could not be computed feeds to the step after it, which is already planned and whose result nobody
 # reads.
@@ -30,14 +31,20 @@ class Forward(Protocol):
         ...
 
 
-class TorchExecutor:
-    """step.Executor over a model and its memory. `submit` belongs to one thread, the engine's."""
+Store = Callable[[StoreCopy, memoryview, memoryview], None]
 
-    def __init__(self, *, forward: Forward, memory: Memory, torch_threads: int = 1) -> None:
+
+class TorchExecutor:
+    """step.Executor over a model and its memory. `submit` belongs to one thread, the engine's. store: takes what a StoreCopy
+    names, in bytes (pages one after another, state).
+    """
+
+    def __init__(self, *, forward: Forward, memory: Memory, torch_threads: int = 1, store: Store | None = None) -> None:
         self._forward = forward
         self._memory = memory
         self._states: dict[int, RowState] = {}
         self._last = LastTokens()
+        self._store = store
         self._thread = ThreadPoolExecutor(
             1, thread_name_prefix="twinpool-executor", initializer=torch.set_num_threads, initargs=(torch_threads,)
         )
@@ -46,6 +53,10 @@ class TorchExecutor:
         """Queue a step; the future raises what the step raised."""
         assert plan.repeat == 1, "a step here is one step"
         return self._thread.submit(self._run, plan)
+
+    def settle(self, orders: tuple[Order, ...]) -> None:
+        """Queue orders without a step: nothing may come after them for a while."""
+        self._thread.submit(self._obey_all, orders)
 
     def close(self) -> None:
         """Wait for what was submitted, then end the thread."""
@@ -100,10 +111,15 @@ class TorchExecutor:
                 load_s += took_s
         return save_s, load_s
 
-    def _obey(self, order: SlotOrder | Freed) -> None:
+    def _obey(self, order: SlotOrder | Freed | StoreCopy | HostFill) -> None:
         memory = self._memory
         if isinstance(order, Freed):
             memory.poison(**{order.kind: order.ids})
+        elif isinstance(order, StoreCopy):
+            if self._store is not None:
+                self._store(order, *memory.gather(order))
+        elif isinstance(order, HostFill):
+            memory.fill_host(order)
         elif order.src is None:
             memory.zero_slot(order.dst)
         else:

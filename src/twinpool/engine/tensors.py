@@ -21,7 +21,7 @@ from twinpool.memory.host import HostArena
 from twinpool.models.attention.spec import GqaSpec
 from twinpool.models.shapes import StateShapes
 from twinpool.request import Int32Array
-from twinpool.step import HostCopy
+from twinpool.step import HostCopy, HostFill, StoreCopy
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # All bits set is a NaN in every float format.
@@ -99,6 +99,27 @@ class Memory:
             host.copy_(device)
         else:
             device.copy_(host)
+
+    def gather(self, order: StoreCopy) -> tuple[memoryview, memoryview]:
+        """A copy of the order's pages, one after another, and of its slot, in bytes."""
+        page_bytes = self.arena.page_bytes
+        kv = np.empty(len(order.pages) * page_bytes, np.uint8)
+        for place, page in enumerate(order.pages.tolist()):
+            start = self.arena.page_offset_bytes(page)
+            kv[place * page_bytes : (place + 1) * page_bytes] = self.buffer[start : start + page_bytes].cpu().numpy()
+        return kv.data, self._slot(order.slot).cpu().numpy().copy().data
+
+    def fill_host(self, order: HostFill) -> None:
+        """Put bytes that were read from the disk where the order says."""
+        assert self._host is not None
+        assert self._host_buffer is not None
+        host, page_bytes = self._host_buffer.numpy(), self.arena.page_bytes
+        for place, page in enumerate(order.host_pages.tolist()):
+            start = self._host.page_offset_bytes(page)
+            part = order.kv[place * page_bytes : (place + 1) * page_bytes]
+            host[start : start + page_bytes] = np.frombuffer(part, np.uint8)
+        start = self._host.slot_offset_bytes(order.host_slot)
+        host[start : start + order.state.nbytes] = np.frombuffer(order.state, np.uint8)
 
     def poison(self, *, pages: Int32Array | Iterable[int] = (), slots: Int32Array | Iterable[int] = ()) -> None:
         """Fill freed pages and slots with NaN, so that a late reader is seen (tests)."""

@@ -50,14 +50,14 @@ class HostWatch:
     def flushed(self) -> None:
         """The cache has just been emptied: what was copied before and not dropped is gone without a count."""
         totals = self._tier.totals
-        self._flushed_tokens = totals.saved_tokens - totals.evicted_tokens
-        self._flushed_states = totals.saved_states - totals.evicted_states
+        self._flushed_tokens = totals.saved_tokens + totals.filled_tokens - totals.evicted_tokens
+        self._flushed_states = totals.saved_states + totals.filled_states - totals.evicted_states
 
     def check(self) -> None:
         """Assert that the arena holds what was copied and not dropped since: no more (a leak), no less (a double free)."""
         arena, totals = self._tier.arena, self._tier.totals
-        tokens = totals.saved_tokens - totals.evicted_tokens - self._flushed_tokens
-        states = totals.saved_states - totals.evicted_states - self._flushed_states
+        tokens = totals.saved_tokens + totals.filled_tokens - totals.evicted_tokens - self._flushed_tokens
+        states = totals.saved_states + totals.filled_states - totals.evicted_states - self._flushed_states
         for name, used, kept in (
             ("tokens", arena.used_pages * self._page_size, tokens),
             ("states", arena.used_slots, states),

@@ -81,9 +81,14 @@ class Ghosts:
         self._bytes = 0
 
 
-def restored(reuse: Reuse, *, tokens: int) -> Reuse:
-    """The report when so many tokens past the device's checkpoint were brought back from the host."""
-    return replace(reuse, reused=reuse.reused + tokens, from_host=tokens, gaps=_without(reuse, tokens))
+def restored(reuse: Reuse, *, tokens: int, from_storage: int = 0) -> Reuse:
+    """The report when so many tokens past the device's checkpoint were brought back from the host, some of them read from the disk
+    for this request.
+    """
+    return replace(
+        reuse, reused=reuse.reused + tokens, from_host=tokens - from_storage, from_storage=from_storage,
+        gaps=_without(reuse, tokens),
+    )  # fmt: skip
 
 
 def restore_failed(reuse: Reuse, *, tokens: int) -> Reuse:

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from twinpool.memory.host import HostArena
 from twinpool.prefix.ghosts import Ghosts
 from twinpool.prefix.node import HOST_GONE, NO_PAGES, TOKEN_BYTES, Node
-from twinpool.step import HostCopy, Order
+from twinpool.step import HostCopy, HostFill, Order
 
 # How often a node must have been used before it is copied; write_back copies when the device copy goes.
 POLICIES = {"write_through": 1, "write_through_selective": 2, "write_back": None}
 _DEAD = -1  # before every time: KV that nothing can be resumed from
+_NOW = 1 << 62  # after every time
 _FEW_ENTRIES = 64  # the order of eviction is not cleared of outdated entries before it has so many
 
 
@@ -33,7 +34,8 @@ class HostPlan:
 
 @dataclass(slots=True)
 class HostTotals:
-    """Counters since boot: tokens of KV and states copied to the host and back, dropped there, and not copied for want of room."""
+    """Counters since boot: tokens of KV and states copied to the host and back, dropped there, read from the disk into it, and
+    not copied for want of room."""
 
     saved_tokens: int = 0
     saved_states: int = 0
@@ -41,6 +43,8 @@ class HostTotals:
     loaded_states: int = 0
     evicted_tokens: int = 0
     evicted_states: int = 0
+    filled_tokens: int = 0
+    filled_states: int = 0
     unsaved_tokens: int = 0
     unsaved_states: int = 0
 
@@ -82,13 +86,13 @@ class HostTier:
             self._save_path(node)
         if node.host_pages is None:
             return False
-        self._save_state(node)
+        self._save_state(node, before=self._rank_to_beat(node))
         return True
 
     def keep_state(self, node: Node) -> bool:
         """Whether a state that leaves the device stays on the host, where write_back copies it now."""
         if node.host_pages is not None or self._needed_uses is None:
-            self._save_state(node)
+            self._save_state(node, before=self._rank_to_beat(node))
         return node.host_state != 0
 
     def demoted(self, node: Node) -> None:
@@ -134,24 +138,55 @@ class HostTier:
         self._orders.append(HostCopy(False, NO_PAGES, NO_PAGES, slot, node.host_state))
         self.totals.loaded_states += 1
 
-    def room(self, *, pages: int = 0, slots: int = 0) -> bool:
-        """Drop copies until so many pages and states fit; False when that cannot be."""
+    def room(self, *, pages: int = 0, slots: int = 0, before: int = _NOW) -> bool:
+        """Drop copies that were last used before that until so many pages and states fit; False when that cannot be."""
         while True:
             lacks_pages, lacks_slots = self.arena.lacks(pages=pages, slots=slots)
             if not (lacks_pages or lacks_slots):
                 return True
-            if not (self._evict_for_pages() if lacks_pages else self._evict_for_slots()):
+            if not (self._evict_for_pages(before) if lacks_pages else self._evict_for_slots(before)):
                 return False
 
-    def _evict_for_pages(self) -> bool:
+    def _evict_for_pages(self, before: int) -> bool:
         """Drop one thing that may make room for KV; False when there is none."""
-        return self._evict_leaf() or (not self.arena.has_quota and self._evict_state())
+        return self._evict_leaf(before) or (not self.arena.has_quota and self._evict_state(before))
 
-    def _evict_for_slots(self) -> bool:
+    def _evict_for_slots(self, before: int) -> bool:
         """Drop one thing that may make room for a state; False when there is none. Under a quota KV makes no room for states."""
         if self.arena.has_quota:
-            return self._evict_state()
-        return self._evict_leaf(only_dead=True) or self._evict_state() or self._evict_leaf()
+            return self._evict_state(before)
+        return self._evict_leaf(_DEAD + 1) or self._evict_state(before) or self._evict_leaf(before)
+
+    def fill(self, node: Node, kv: memoryview, state: memoryview) -> bool:
+        """Give a node that has just been hung into the tree, or one without a state, what was read from the disk.
+
+        kv: bytes of its pages, not read when it has KV somewhere. False, with nothing changed, when there is no room.
+        """
+        parent = node.parent
+        assert parent is not None
+        if parent.parent is not None and parent.host_pages is None:
+            self._save_path(parent)
+        if parent.parent is not None and parent.host_pages is None:
+            return False
+        lacks_kv = not node.on_device and node.host_pages is None
+        n_pages = len(node.key) // (self._page_size * TOKEN_BYTES) if lacks_kv else 0
+        self.hold(parent)
+        found = self.arena.alloc(pages=n_pages, slots=1) if self.room(pages=n_pages, slots=1) else None
+        self.let_go(parent)
+        if found is None:
+            return False
+        pages, slots = found
+        if lacks_kv:
+            node.host_pages = pages
+            parent.n_host_children += 1
+        node.host_state = int(slots[0])
+        node.stored = True
+        self.totals.filled_tokens += n_pages * self._page_size
+        self.totals.filled_states += 1
+        self.states[node] = None
+        self._orders.append(HostFill(pages, kv, node.host_state, state))
+        self._offer(node)
+        return True
 
     def give_up(self, node: Node) -> None:
         """Free a node's copies: the whole tree is being emptied."""
@@ -192,12 +227,18 @@ class HostTier:
         self._save_state(node)
         return True
 
-    def _save_state(self, node: Node) -> None:
-        """Copy a node's state if it has one that the host has not."""
+    def _rank_to_beat(self, node: Node) -> int:
+        """What a state that leaves the device may push out: anything under write_back; else the host has dropped it before, and
+        only what was used before it.
+        """
+        return _NOW if self._needed_uses is None else node.last_access
+
+    def _save_state(self, node: Node, *, before: int = _NOW) -> None:
+        """Copy a node's state if it has one that the host has not, in place of what was last used before that."""
         if not node.state or node.host_state:
             return
         node.host_lock += 1
-        found = self.arena.alloc(pages=0, slots=1) if self.room(slots=1) else None
+        found = self.arena.alloc(pages=0, slots=1) if self.room(slots=1, before=before) else None
         node.host_lock -= 1
         self._offer(node)
         if found is None:
@@ -229,12 +270,12 @@ class HostTier:
         """Leaves of the smallest rank go first."""
         return _DEAD if not node.on_device and not node.host_state else node.last_access
 
-    def _evict_leaf(self, *, only_dead: bool = False) -> bool:
+    def _evict_leaf(self, before: int) -> bool:
         """The copy of the leaf that was used longest ago goes, KV and state; dead KV before all. False when there is none."""
         while self._heap:
             key, _, node = self._heap[0]
             if node.host_heap_key == key and node.is_host_leaf and self._rank(node) == key:
-                if only_dead and key != _DEAD:
+                if key >= before:
                     return False
                 heapq.heappop(self._heap)
                 self._drop(node)
@@ -245,10 +286,10 @@ class HostTier:
                 self._offer(node)  # used, or dead or alive again, since it was offered
         return False
 
-    def _evict_state(self) -> bool:
+    def _evict_state(self, before: int) -> bool:
         """The state that was used longest ago goes; a leaf goes whole, since its KV would end in nothing to resume from."""
         node = next((one for one in self.states if one not in self._wanted), None)
-        if node is None:
+        if node is None or node.last_access >= before:
             return False
         if node.is_host_leaf and not node.on_device:
             self._drop(node)

@@ -33,6 +33,7 @@ class Node:
     evicted, and from where.
     host_pages: int32 copies on the host, None for none; host_state: host slot, 0 for none; n_host_children: children with a copy
     there; host_lock: restores that need these copies now.
+    stored: its state was given to the disk tier, or came from there.
     lock: requests whose prefix includes this edge; state_lock: requests that resumed from this very state.
     last_access, hits, priority: of uses that ended at this node or at evicted ones below it (reference 4.10).
     """
@@ -40,7 +41,7 @@ class Node:
     __slots__ = (
         "children", "created", "depth", "ghosts", "heap_key", "hits", "host_heap_key", "host_lock", "host_pages", "host_state", "key",
         "last_access", "lock", "n_device_children", "n_host_children", "pages", "parent", "priority", "state", "state_gone",
-        "state_lock",
+        "state_lock", "stored",
     )  # fmt: skip
 
     def __init__(self, *, key: bytes, depth: int, pages: Int32Array, parent: Node | None, now: int) -> None:
@@ -58,6 +59,7 @@ class Node:
         self.n_host_children = 0
         self.host_lock = 0
         self.host_heap_key: int | None = None
+        self.stored = False
         self.lock = 0
         self.state_lock = 0
         self.created = now

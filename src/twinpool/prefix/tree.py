@@ -115,7 +115,7 @@ class PrefixTree:
         if shared:
             assert partial is not None
             if touch:
-                self._split(partial, shared)
+                self.split(partial, shared)
         elif partial is None:
             last = path[-1] if path else self.root
             evicted = Ghosts.evicted_tokens(last, key, position, self._page_bytes)
@@ -205,7 +205,7 @@ class PrefixTree:
         end = path[-1] if path else self.root
         if shared:
             assert partial is not None
-            end = self._split(partial, shared)
+            end = self.split(partial, shared)
             position += shared
         matched = position // TOKEN_BYTES
         existing = self._adopt_path(path if not shared else [*path, end], pages)
@@ -294,20 +294,32 @@ class PrefixTree:
         self._pages.check()
         self._slots.check()
 
-    def _split(self, child: Node, at_bytes: int) -> Node:
+    def split(self, child: Node, at_bytes: int) -> Node:
+        """Cut an edge after so many bytes; returns the new upper node."""
         self._evictor.n_nodes += 1
         return split(child, at_bytes, self._page_bytes)
 
     def _add_leaf(self, parent: Node, key: bytes, pages: Int32Array) -> Node:
-        node = Node(
-            key=key, depth=parent.depth + len(key) // TOKEN_BYTES, pages=pages.copy(), parent=parent, now=self._now + 1
-        )
-        parent.children[key[: self._page_bytes]] = node
+        node = self.hang(parent, key, pages.copy())
         parent.n_device_children += 1
-        self._ghosts.revive(parent, node, self._page_bytes)
-        self._evictor.n_nodes += 1
         self._evictor.evictable_pages += len(pages)
         return node
+
+    def hang(self, parent: Node, key: bytes, pages: Int32Array) -> Node:
+        """A new node below `parent`, nowhere yet if it has no pages: then the caller gives it a copy on the host, or unhangs it."""
+        node = Node(
+            key=key, depth=parent.depth + len(key) // TOKEN_BYTES, pages=pages, parent=parent, now=self._now + 1
+        )
+        parent.children[key[: self._page_bytes]] = node
+        self._ghosts.revive(parent, node, self._page_bytes)
+        self._evictor.n_nodes += 1
+        return node
+
+    def unhang(self, node: Node) -> None:
+        """Take back a node that has got no KV anywhere."""
+        assert node.parent is not None
+        del node.parent.children[node.key[: self._page_bytes]]
+        self._evictor.n_nodes -= 1
 
     def _touch(self, node: Node, *, copy: bool = True) -> None:
         """`node` was used: its state becomes the most recent one, its path's KV is refreshed (by eviction, when it gets there), and

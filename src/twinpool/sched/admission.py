@@ -10,6 +10,7 @@ from typing import NamedTuple
 from twinpool.errors import BadRequest
 from twinpool.prefix.ghosts import restore_failed, restored
 from twinpool.prefix.node import Node
+from twinpool.prefix.stored import adopt_stored
 from twinpool.prefix.tree import Lock, Match
 from twinpool.request import Phase, Request, Reuse
 from twinpool.sched.book import Book
@@ -38,6 +39,18 @@ def check_can_ever_fit(book: Book, request: Request) -> None:
             "--mamba-full-memory-ratio).",
             field="prompt",
         )
+
+
+def has_been_fetched(book: Book, request: Request) -> bool:
+    """Whether nothing of this request's prefix is still being read from the disk; what was read hangs in the tree then."""
+    if book.storage is None or request.rid in book.fetched_tokens:
+        return True
+    segments = book.storage.poll(request.rid)
+    if segments is None:
+        return False
+    key = request.key(request.n_tokens)
+    book.fetched_tokens[request.rid] = adopt_stored(book.tree, key, segments) if segments else 0
+    return True
 
 
 def try_admit(book: Book, request: Request) -> Sequence | None:
@@ -111,13 +124,16 @@ def _resume_restored(book: Book, request: Request, match: Match) -> _Resumed | N
     tree.let_go(held)
     if lock is None:
         return None
-    return _Resumed(node, restored(match.reuse, tokens=node.depth - match.resume_len), lock)
+    tokens = node.depth - match.resume_len
+    read = max(0, min(tokens, book.fetched_tokens.get(request.rid, 0) - match.resume_len))
+    return _Resumed(node, restored(match.reuse, tokens=tokens, from_storage=read), lock)
 
 
 def _start(book: Book, sequence: Sequence, reuse: Reuse) -> None:
     """Move the request from the queue to the running ones."""
     request = sequence.request
     book.waiting.remove(request)
+    book.fetched_tokens.pop(request.rid, None)
     book.running[request.rid] = sequence
     request.phase = Phase.PREFILL
     if request.first_scheduled_s is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twinpool.prefix.checkpoint import decode_checkpoint, prefill_checkpoint
 from twinpool.request import Request
-from twinpool.sched.admission import try_admit
+from twinpool.sched.admission import has_been_fetched, try_admit
 from twinpool.sched.book import Book
 from twinpool.sched.chunking import chunk_end
 from twinpool.sched.publish import pick_track
@@ -89,6 +89,8 @@ def _prefill_rows(book: Book, budget_tokens: int) -> list[tuple[Row, Sequence]]:
     for request in book.waiting.ordered(lambda r: _reusable_tokens(book, r)):
         if budget_tokens < book.shape.page_size or (most_rows is not None and len(rows) >= most_rows):
             break
+        if not has_been_fetched(book, request):
+            continue
         admitted = try_admit(book, request)
         if admitted is None:
             break

@@ -12,6 +12,7 @@ from twinpool.sched.queue import WaitQueue
 from twinpool.sched.retract import NewTokenRatio
 from twinpool.sched.sequence import Sequence
 from twinpool.sched.shape import SchedulerShape
+from twinpool.sched.storage import Storage
 from twinpool.step import Joined, Order, Row, TokenLogprob
 
 
@@ -52,7 +53,10 @@ class Retraction:
 
 @dataclass(slots=True, eq=False)
 class Book:
-    """Everything the scheduling functions share. `running` keeps admission order."""
+    """Everything the scheduling functions share. `running` keeps admission order.
+
+    fetched_tokens: for waiting requests whose prefix was read from the disk, how far it can be resumed from.
+    """
 
     shape: SchedulerShape
     pages: Pool
@@ -69,6 +73,8 @@ class Book:
     deltas: list[Delta] = field(default_factory=list)
     retractions: list[Retraction] = field(default_factory=list)
     totals: Totals = field(default_factory=Totals)
+    storage: Storage | None = None
+    fetched_tokens: dict[int, int] = field(default_factory=dict)
 
     def tell(self, delta: Delta) -> None:
         """Queue news for the request's owner; a finish stamps the request."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from twinpool.prefix.stored import store_copy
 from twinpool.sched.book import Book
 from twinpool.sched.sequence import Sequence, Tracked
 from twinpool.step import Row, SlotOrder
@@ -79,6 +80,7 @@ def release(book: Book, sequence: Sequence, *, publish: bool) -> None:
         kept = _last_resumable(book, sequence)
         if kept is not None and kept.length > sequence.owned_from and _insert(book, sequence, kept):
             donated = kept.slot
+        _store(book, sequence)
     book.pages.free(sequence.own_pages(book.shape.page_size))
     book.slots.free([slot for slot in (sequence.slot, *sequence.tracks) if slot != donated])
     book.tree.unlock(sequence.lock)
@@ -91,6 +93,16 @@ def release(book: Book, sequence: Sequence, *, publish: bool) -> None:
         book.orders[:] = [one for one in book.orders if not (isinstance(one, SlotOrder) and one.dst == slot)]
     else:
         book.left.append(rid)
+
+
+def _store(book: Book, sequence: Sequence) -> None:
+    """At the end of a turn the disk tier is given what the conversation can be resumed from."""
+    if book.storage is None:
+        return
+    node = sequence.lock.node
+    order = store_copy(book.tree, node, sequence.request.key(node.depth))
+    if order is not None:
+        book.orders.append(order)
 
 
 def _last_resumable(book: Book, sequence: Sequence) -> Tracked | None:

@@ -17,6 +17,7 @@ from twinpool.sched.queue import WaitQueue
 from twinpool.sched.retract import RETRACT_DECODE_STEPS, NewTokenRatio, retraction_order
 from twinpool.sched.sequence import Sequence
 from twinpool.sched.shape import SchedulerShape
+from twinpool.sched.storage import Storage
 from twinpool.sched.stride import Horizon, pages_for, stride
 from twinpool.step import Order, StepPlan, StepResult
 from twinpool.units import ceil_div
@@ -27,14 +28,14 @@ class Scheduler:
 
     def __init__(
         self, *, shape: SchedulerShape, pages: Pool, slots: Pool, tree: PrefixTree, clock: Clock,
-        orders: list[Order] | None = None,
+        orders: list[Order] | None = None, storage: Storage | None = None,
     ) -> None:  # fmt: skip
-        """orders: the list that tree and pools write to as well, if they do."""
+        """orders: the list that tree and pools write to as well, if they do; storage: a disk tier below the tree's host tier."""
         self.shape = shape
         self.book = Book(
             shape=shape, pages=pages, slots=slots, tree=tree, clock=clock,
             waiting=WaitQueue(shape.schedule_policy), ratio=NewTokenRatio(shape.schedule_conservativeness),
-            orders=orders if orders is not None else [],
+            orders=orders if orders is not None else [], storage=storage,
         )  # fmt: skip
         self._step = 0
 
@@ -64,12 +65,24 @@ class Scheduler:
                 f"{len(self.book.waiting)} requests are waiting and --max-queued-requests allows {limit}: try again later."
             )
         self.book.waiting.push(request)
+        self._look_on_disk(request)
+
+    def _look_on_disk(self, request: Request) -> None:
+        """Begin to read what the disk has of a new request's prefix and memory has not."""
+        if self.book.storage is None:
+            return
+        match = self.book.tree.match(request.key(request.n_tokens), limit_tokens=request.n_tokens - 1, touch=False)
+        in_memory = match.host_node.depth if match.host_node is not None else match.resume_len
+        self.book.storage.look(request.rid, request.tokens[: request.n_tokens - 1], in_memory_tokens=in_memory)
 
     def finish(self, rid: int, finish: Finish) -> bool:
         """End a request now (stop string found, client gone). What it has computed is published; False if it is not known."""
         waiting = self.book.waiting.find(rid)
         if waiting is not None:
             self.book.waiting.remove(waiting)
+            self.book.fetched_tokens.pop(rid, None)
+            if self.book.storage is not None:
+                self.book.storage.forget(rid)
             waiting.phase = Phase.FINISHED
             self.book.tell(Delta(waiting, finish=finish))
             return True

@@ -25,6 +25,9 @@ class Letters:
 class Closed(FakeExecutor):
     closed = False
 
+    def settle(self, orders) -> None:
+        self.settled = orders
+
     def close(self) -> None:
         self.closed = True
 

@@ -1,0 +1,125 @@
+"""The disk tier of a running engine: where evicted conversations survive a restart, and what of it is read for a new request."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from twinpool.config.resolve import Resolved
+from twinpool.memory.arena import Arena
+from twinpool.prefix.stored import StoredSegment
+from twinpool.request import Int32Array
+from twinpool.step import StoreCopy
+from twinpool.storage.format import Segment
+from twinpool.storage.keys import Fingerprint
+from twinpool.storage.store import DiskStore
+from twinpool.storage.workers import Fetch, Prefetcher, StoreWriter
+from twinpool.units import GIB
+
+GB = 10**9  # the unit of --hicache-storage-size
+MAX_PENDING_BYTES = GIB  # of what waits to be written
+_SAMPLES, _SAMPLE_BYTES = 64, 1 << 16  # of each file of weights
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A request's chain being read since began_s; segments that device and host have already are not in it."""
+
+    fetch: Fetch
+    began_s: float
+
+
+class DiskTier:
+    """sched.storage.Storage over a folder, and the sink of the executor's StoreCopy orders.
+
+    threshold_tokens: less than that is not worth reading (reference 5.5).
+    """
+
+    threshold_tokens = 256
+
+    def __init__(self, store: DiskStore, *, policy: str) -> None:
+        self.store = store
+        self.writer = StoreWriter(store, max_pending_bytes=MAX_PENDING_BYTES)
+        self._prefetcher = Prefetcher(store)
+        self._policy = policy
+        self._waiting: dict[int, _Waiting] = {}
+        self.fetched_tokens = self.late_requests = 0
+
+    def put(self, order: StoreCopy, kv: memoryview, state: memoryview) -> None:
+        """Queue a segment for writing (executor thread)."""
+        info = self.store.hashes(order.tokens).info(order.start, order.end)
+        self.writer.offer(Segment(info, kv, state))
+
+    def look(self, rid: int, tokens: Int32Array, *, in_memory_tokens: int) -> None:
+        """Begin to read what goes on where memory ends."""
+        chain = self.store.longest(self.store.hashes(tokens), at_most_tokens=len(tokens))
+        if not chain or chain[-1].end - in_memory_tokens < self.threshold_tokens:
+            return
+        missing = [info for info in chain if info.end > in_memory_tokens]
+        self._waiting[rid] = _Waiting(self._prefetcher.start(missing), time.monotonic())
+
+    def poll(self, rid: int) -> Sequence[StoredSegment] | None:
+        """What was read; None: still reading, and the policy says wait."""
+        waiting = self._waiting.get(rid)
+        if waiting is None:
+            return ()
+        read = waiting.fetch.poll()
+        if read is None:
+            waited_s = time.monotonic() - waiting.began_s
+            if self._policy == "wait_complete" or (self._policy == "timeout" and waited_s < waiting.fetch.timeout_s):
+                return None
+            read = waiting.fetch.wait(0)
+            self.late_requests += 1
+        del self._waiting[rid]
+        if read:
+            self.fetched_tokens += read[-1].info.end - read[0].info.start
+        return [
+            StoredSegment(one.info.start, one.info.end, memoryview(one.pages), memoryview(one.state)) for one in read
+        ]
+
+    def forget(self, rid: int) -> None:
+        """Read no more for this request."""
+        waiting = self._waiting.pop(rid, None)
+        if waiting is not None:
+            waiting.fetch.cancel()
+
+    def close(self) -> None:
+        """Write what waits, then end the threads."""
+        self.writer.close(timeout_s=60.0)
+        self._prefetcher.close()
+
+
+def open_disk_tier(resolved: Resolved, arena: Arena, folder: Path) -> DiskTier | None:
+    """The tier of these settings, None without one. folder: of the model. Raises ConfigError for a path that cannot be used."""
+    if resolved.hicache_storage_backend is None or resolved.hicache_storage_path is None:
+        return None
+    fingerprint = Fingerprint(
+        model=model_digest(folder),
+        kv_dtype=resolved.kv_cache_dtype,
+        ssm_dtype=resolved.mamba_ssm_dtype,
+        conv_dtype=resolved.mamba_conv_dtype,
+        page_size=resolved.page_size,
+        page_bytes=arena.page_bytes,
+        slot_bytes=arena.slot_bytes,
+    )
+    path = Path(resolved.hicache_storage_path).expanduser()
+    limit_bytes = int(resolved.hicache_storage_size * GB)
+    store = DiskStore(path, limit_bytes=limit_bytes, fingerprint=fingerprint)
+    return DiskTier(store, policy=resolved.hicache_storage_prefetch_policy)
+
+
+def model_digest(folder: Path) -> str:
+    """Of config.json and of samples all over the weights, so that fine-tuned siblings differ. A copy of the folder has the same."""
+    digest = hashlib.sha256()
+    for path in [folder / "config.json", *sorted(folder.glob("*.safetensors"))]:
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size}:".encode())
+        with path.open("rb") as file:
+            step = max(_SAMPLE_BYTES, size // _SAMPLES)
+            for start in range(0, size, step):
+                file.seek(start)
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()

@@ -1,0 +1,25 @@
+"""What the scheduler asks of a disk tier: to look for a request's prefix when it arrives, and whether that is read by now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from twinpool.prefix.stored import StoredSegment
+from twinpool.request import Int32Array
+
+
+class Storage(Protocol):
+    """Reads beside the engine. One thread calls it, the engine's."""
+
+    def look(self, rid: int, tokens: Int32Array, *, in_memory_tokens: int) -> None:
+        """A request has arrived: begin to read what the disk has of its prefix beyond what device and host can resume."""
+        ...
+
+    def poll(self, rid: int) -> Sequence[StoredSegment] | None:
+        """What was read, in order; empty when there is nothing; None: wait for it. Answers once, then the request is forgotten."""
+        ...
+
+    def forget(self, rid: int) -> None:
+        """The request has left the queue."""
+        ...
