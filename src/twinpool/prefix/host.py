@@ -82,7 +82,7 @@ class HostTier:
         """Whether an evicted device leaf stays in the tree by its host copy, which write_back makes now if there is a state to resume
         from.
         """
-        if node.host_pages is None and self._needed_uses is None and node.state:
+        if node.host_pages is None and (node.host_state or (node.state and self._needed_uses is None)):
             self._save_path(node)
         if node.host_pages is None:
             return False

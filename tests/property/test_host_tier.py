@@ -1,0 +1,184 @@
+"""The scheduler over two tiers: whatever is refused, dropped, demoted, restored or cancelled, no token changes and nothing leaks."""
+
+from __future__ import annotations
+
+import random
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import initialize, rule
+
+from tests.property.test_scheduler import SchedulerMachine
+from tests.worlds import FakeExecutor, World, expected_output, make_world
+from twinpool.loop import Loop
+from twinpool.memory.host import HostArena
+from twinpool.request import Request
+from twinpool.step import StepPlan, StepResult
+
+MODES = [
+    ("extra_buffer", True), ("extra_buffer", False), ("extra_buffer_lazy", True), ("no_buffer", False),
+]  # fmt: skip
+POLICIES = ["write_through", "write_through_selective", "write_back"]
+
+
+class RefusingArena(HostArena):
+    """Refuses allocations that would fit, so many in a hundred."""
+
+    def __init__(self, *, refused_percent: int, seed: int, **sizes) -> None:
+        super().__init__(**sizes)
+        self._random, self._percent = random.Random(seed), refused_percent
+
+    def alloc(self, *, pages: int, slots: int = 0):
+        return None if self._random.randrange(100) < self._percent else super().alloc(pages=pages, slots=slots)
+
+
+class FailingExecutor(FakeExecutor):
+    """Raises instead of the result of a step after `fail_next` was set."""
+
+    fail_next = False
+
+    def submit(self, plan: StepPlan):
+        fails, self.fail_next = self.fail_next, False
+        return _Failing(super().submit(plan)) if fails else super().submit(plan)
+
+
+class _Failing:
+    def __init__(self, handle) -> None:
+        self.handle = handle
+
+    def result(self) -> StepResult:
+        self.handle.result()
+        raise RuntimeError("made to fail")
+
+
+class HostMachine(SchedulerMachine):
+    """The traffic of the scheduler's own test, over device pools and host memory that are both far too small."""
+
+    @initialize(
+        mode=st.sampled_from(MODES), page_size=st.sampled_from([1, 2, 4]), n_pages=st.integers(12, 40),
+        n_running=st.integers(1, 4), spare_slots=st.integers(0, 6), chunk=st.sampled_from([4, 8, 13, None]),
+        policy=st.sampled_from(["fcfs", "lpm"]), lazy=st.booleans(), cap=st.sampled_from([-1, 1, 2]),
+        host_policy=st.sampled_from(POLICIES), host_bytes=st.sampled_from([40, 150, 400, 2000]),
+        page_bytes=st.sampled_from([10, 20, 30]), slot_bytes=st.sampled_from([10, 30, 70]),
+        quota=st.sampled_from([None, None, 1, 4]), refused_percent=st.sampled_from([0, 0, 20, 60]), seed=st.integers(0, 99),
+    )  # fmt: skip
+    def build(
+        self, mode, page_size, n_pages, n_running, spare_slots, chunk, policy, lazy, cap, host_policy, host_bytes,
+        page_bytes, slot_bytes, quota, refused_percent, seed,
+    ) -> None:  # fmt: skip
+        strategy, overlap = mode
+        if strategy == "no_buffer":
+            page_size = 1
+        self.arena = RefusingArena(
+            refused_percent=refused_percent, seed=seed, total_bytes=host_bytes, page_bytes=page_bytes,
+            slot_bytes=slot_bytes, max_slots=quota,
+        )  # fmt: skip
+        self.world = make_world(
+            n_pages=n_pages, n_slots=n_running * 3 + 1 + spare_slots, page_size=page_size, strategy=strategy, overlap=overlap,
+            chunk=chunk, max_running=n_running, lazy=lazy, max_states_per_path=cap, schedule_policy=policy, host=self.arena,
+            host_policy=host_policy,
+        )  # fmt: skip
+        self.scheduler = self.world.scheduler
+        self.requests: dict[int, Request] = {}
+        self.said: dict[int, list[int]] = {}
+        self.stopped: set[int] = set()
+        self.history: list[list[int]] = [[]]
+
+    @rule(data=st.data())
+    def evict(self, data) -> None:
+        """Something else wants the device's memory: what is cached is demoted."""
+        self.world.tree.evict(pages=data.draw(st.integers(0, 12)), slots=data.draw(st.integers(0, 4)))
+
+    @rule(data=st.data(), max_tokens=st.integers(1, 6))
+    def go_on(self, data, max_tokens) -> None:
+        """The next turn of an earlier request, which resumes from wherever its prefix is now."""
+        base = data.draw(st.sampled_from(self.history))
+        if 0 < len(base) < self.world.pages.count * self.scheduler.shape.page_size - 2:
+            rid = len(self.requests)
+            self.requests[rid] = self.world.request(rid, [*base, 1], max_tokens)
+            self.said[rid] = []
+            self.scheduler.add(self.requests[rid])
+
+    def teardown(self) -> None:
+        super().teardown()
+        if not hasattr(self, "world"):
+            return
+        assert self.scheduler.flush()
+        self.scheduler.check()
+        world = self.world
+        assert (world.pages.available, world.slots.available) == (world.pages.count, world.slots.count)
+        assert (self.arena.used_pages, self.arena.used_slots) == (0, 0)
+        assert (self.arena.page_capacity, self.arena.slot_capacity) == (self.arena.most_pages, self.arena.most_slots)
+
+
+TestHostTier = HostMachine.TestCase
+TestHostTier.settings = settings(
+    max_examples=250, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def sessions(world: World, dice: random.Random, *, rounds: int) -> int:
+    """Conversations that take turns; checks what each says and returns the tokens that came from the host."""
+    histories = [[dice.randrange(1, 6) for _ in range(dice.randint(4, 14))] for _ in range(4)]
+    from_host = 0
+    for _ in range(rounds):
+        asked: list[tuple[int, Request]] = []
+        for which in dice.sample(range(4), dice.randint(1, 3)):
+            prompt = histories[which] + [dice.randrange(1, 6) for _ in range(dice.randint(0, 3))]
+            asked.append((which, world.request(dice.randrange(10**9), prompt[:18], dice.randint(1, 4))))
+        world.run(*[request for _, request in asked])
+        for which, request in asked:
+            if request.finish.reason == "error":
+                continue
+            tokens = [int(token) for token in request.tokens[: request.n_tokens]]
+            prompt, said = tokens[: request.prompt_len], tokens[request.prompt_len :]
+            assert said == expected_output(prompt, request.params.max_tokens)
+            reuse = request.reuse
+            assert reuse.reused + sum(count for _, count in reuse.gaps) == reuse.prompt
+            assert 0 <= reuse.from_host <= reuse.reused
+            from_host += reuse.from_host
+            histories[which] = tokens if len(tokens) <= 18 else histories[which]
+    return from_host
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("strategy", "overlap"), MODES)
+def test_conversations_come_back_from_the_host(policy, strategy, overlap) -> None:
+    from_host = 0
+    for seed in range(6):
+        dice = random.Random(seed)
+        page_size = 1 if strategy == "no_buffer" else dice.choice([1, 2])
+        arena = HostArena(total_bytes=1500, page_bytes=10, slot_bytes=30)
+        world = make_world(
+            n_pages=dice.randint(24, 40) // page_size, n_slots=dice.randint(7, 12), page_size=page_size, strategy=strategy,
+            overlap=overlap, grid=page_size, max_running=2, host=arena, host_policy=policy,
+        )  # fmt: skip
+        from_host += sessions(world, dice, rounds=12)
+    assert from_host > 100
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_steps_that_fail_end_their_requests_and_nothing_else(policy) -> None:
+    dice = random.Random(7)
+    arena = HostArena(total_bytes=1500, page_bytes=10, slot_bytes=30)
+    world = make_world(n_pages=30, n_slots=10, max_running=3, host=arena, host_policy=policy)
+    executor = FailingExecutor(page_size=1, lazy=True)
+    world.executor = executor
+    world.loop = Loop(scheduler=world.scheduler, executor=executor, overlap=True)
+    failed = from_host = 0
+    prompts = [[dice.randrange(1, 6) for _ in range(12)] for _ in range(6)]
+    for rid in range(120):
+        request = world.request(rid, dice.choice(prompts), 3)
+        executor.fail_next = dice.random() < 0.2
+        world.run(request)
+        if request.finish.reason == "error":
+            assert request.finish.message == "the step could not be computed: RuntimeError: made to fail"
+            failed += 1
+            continue
+        said = [int(token) for token in request.tokens[request.prompt_len : request.n_tokens]]
+        assert said == expected_output([int(token) for token in request.tokens[: request.prompt_len]], 3)
+        from_host += request.reuse.from_host
+    assert failed > 10
+    assert from_host > 50
+    assert [counts.held + counts.protected for counts in world.scheduler.counts()] == [0, 0]
