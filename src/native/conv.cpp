@@ -2,7 +2,7 @@
 #include <stdexcept>
 #include <type_traits>
 
-#include "gdn.h"
+#include "conv.h"
 #include "pool.h"
 
 namespace tp {
@@ -58,12 +58,13 @@ inline void save_window(W* slot, int taps, int n, const v16* window) {
 // One row, sixteen channels from c on. The inputs are rounded to the window's dtype first, so that a token sees the same
 // neighbours whether they come from this step or from the slot. KERNEL: layer.kernel if known while compiling, else 0.
 template <class T, class W, int KERNEL>
-void convolve(const Gdn& layer, const Rows& rows, const SlotView& conv, int row, int c, const T* x, int64_t ldx, T* y) {
-    const int channels = layer.channels(), taps = (KERNEL ? KERNEL : layer.kernel) - 1, n = std::min(16, channels - c);
+void convolve(const Conv& layer, const Rows& rows, const SlotView& conv, int row, int c, const T* x, int64_t ldx, T* y) {
+    const int channels = layer.channels, taps = (KERNEL ? KERNEL : layer.kernel) - 1, n = std::min(16, channels - c);
     v16 window[MAX_KERNEL], weight[MAX_KERNEL];
-    for (int j = 0; j <= taps; ++j) weight[j] = load_some(layer.conv_weight + int64_t(j) * channels + c, n);
+    for (int j = 0; j <= taps; ++j) weight[j] = load_some(layer.weight + int64_t(j) * channels + c, n);
     W* slot = reinterpret_cast<W*>(conv.at(rows.slots[row])) + int64_t(c) * taps;
     load_window(slot, taps, n, window);
+    const v16 bias = layer.bias ? load_some(layer.bias + c, n) : splat(0);
     const int mark = rows.checkpoint_offsets[row], length = rows.length(row);
     for (int t = 0; t < length; ++t) {
         int64_t token = rows.offsets[row] + t;
@@ -71,7 +72,8 @@ void convolve(const Gdn& layer, const Rows& rows, const SlotView& conv, int row,
         v16 total = window[0] * weight[0];
 #pragma GCC unroll 8
         for (int j = 1; j <= taps; ++j) total = fma(window[j], weight[j], total);
-        store_some(y + token * channels + c, silu(rounded<T>(total)), n);
+        if (layer.bias) total = total + bias;
+        store_some(y + token * channels + c, layer.silu ? silu(rounded<T>(total)) : total, n);
 #pragma GCC unroll 8
         for (int j = 0; j < taps; ++j) window[j] = window[j + 1];
         if (t + 1 == mark)
@@ -82,15 +84,15 @@ void convolve(const Gdn& layer, const Rows& rows, const SlotView& conv, int row,
 
 }  // namespace
 
-void causal_conv(const Gdn& layer, const Rows& rows, const SlotView& conv, const void* x, int64_t ldx, void* y) {
+void causal_conv(const Conv& layer, const Rows& rows, const SlotView& conv, const void* x, int64_t ldx, void* y) {
     if (layer.kernel < 2 || layer.kernel > MAX_KERNEL) throw std::invalid_argument("the convolution's kernel must be 2 to 8");
-    int blocks = (layer.channels() + TASK_CHANNELS - 1) / TASK_CHANNELS;
+    int blocks = (layer.channels + TASK_CHANNELS - 1) / TASK_CHANNELS;
     with_type(layer.dtype, [&](auto* t) {
         using T = std::remove_pointer_t<decltype(t)>;
         with_type(conv.dtype, [&](auto* w) {
             using W = std::remove_pointer_t<decltype(w)>;
             for_each(rows.count * blocks, [&](int task) {
-                int first = task % blocks * TASK_CHANNELS, last = std::min(layer.channels(), first + TASK_CHANNELS);
+                int first = task % blocks * TASK_CHANNELS, last = std::min(layer.channels, first + TASK_CHANNELS);
                 const T* in = static_cast<const T*>(x);
                 T* out = static_cast<T*>(y);
                 for (int c = first; c < last; c += 16)

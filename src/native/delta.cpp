@@ -20,8 +20,6 @@ struct Prepared {
     float *decay, *beta;          // [tokens][value_heads]
 };
 
-inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
-
 template <class T>
 void normalise(const T* x, int n, int padded, float scale, float* y) {
     v16 squares = splat(0);
@@ -199,7 +197,7 @@ void gdn(const Gdn& layer, const Rows& rows, const SlotView& conv, const SlotVie
     const char* z = static_cast<const char*>(proj) + int64_t(layer.channels()) * item;
     const char* b = z + int64_t(layer.values()) * item;
     const char* a = b + int64_t(layer.value_heads) * item;
-    causal_conv(layer, rows, conv, proj, ld, mixed);
+    causal_conv(layer.conv(), rows, conv, proj, ld, mixed);
     delta_rule(layer, rows, ssm, mixed, b, a, ld, out);
     gated_rms_norm(out, layer.values(), z, ld, out, layer.values(), rows.tokens, layer.value_heads, layer.value_dim,
                    layer.norm_weight, layer.eps, layer.dtype);

@@ -54,6 +54,33 @@ void gated_rms_norm(const void* x, int64_t ldx, const void* gate, int64_t ldg, v
     });
 }
 
+void grouped_gated_norm(const float* x, const void* gate, int64_t ldg, void* y, int rows, int dim, int groups, const float* weight,
+                        float eps, bool norm_first, Dtype t) {
+    int width = dim / groups;
+    with_type(t, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        for_rows(rows, int64_t(dim) * 2, [&](int r) {
+            float* work = static_cast<float*>(scratch(2, int64_t(width) * 4 + 64));
+            for (int g = 0; g < groups; ++g) {
+                const float* in = x + int64_t(r) * dim + g * width;
+                const T* open = static_cast<const T*>(gate) + r * ldg + g * width;
+                T* out = static_cast<T*>(y) + int64_t(r) * dim + g * width;
+                for (int i = 0; i < width; i += 16) {
+                    v16 v = load_some(in + i, width - i);
+                    store_some(work + i, norm_first ? v : v * silu(load_some(open + i, width - i)), width - i);
+                }
+                v16 inverse = splat(weight ? inverse_rms(work, width, eps) : 1.0f);
+                for (int i = 0; i < width; i += 16) {
+                    int n = width - i;
+                    v16 v = load_some(work + i, n) * inverse;
+                    if (weight) v = v * load_some(weight + g * width + i, n);
+                    store_some(out + i, norm_first ? v * silu(load_some(open + i, n)) : v, n);
+                }
+            }
+        });
+    });
+}
+
 void silu_mul(const void* x, int64_t ldx, void* y, int64_t ldy, int rows, int dim, Dtype t) {
     with_type(t, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;

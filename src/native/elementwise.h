@@ -6,6 +6,8 @@
 
 namespace tp {
 
+inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+
 // 1 / sqrt(mean(x^2) + eps) over n elements.
 template <class T>
 inline float inverse_rms(const T* x, int n, float eps) {
@@ -27,6 +29,11 @@ void rms_norm(const void* x, int64_t ldx, void* y, int64_t ldy, int rows, int di
 // y = round(round(x / rms(x)) * weight) * silu(gate), for each of `heads` groups of dim elements of a row; y may be x.
 void gated_rms_norm(const void* x, int64_t ldx, const void* gate, int64_t ldg, void* y, int64_t ldy, int rows, int heads,
                     int dim, const float* weight, float eps, Dtype t);
+
+// y = x silu(gate) over the rms of each of `groups` equal parts of a row, times weight [dim]; x is float32, nothing is rounded but y.
+// norm_first: the gate comes after the norm and the weight. weight null: no norm.
+void grouped_gated_norm(const float* x, const void* gate, int64_t ldg, void* y, int rows, int dim, int groups, const float* weight,
+                        float eps, bool norm_first, Dtype t);
 
 // y[:, i] = round(silu(x[:, i])) * x[:, dim + i].
 void silu_mul(const void* x, int64_t ldx, void* y, int64_t ldy, int rows, int dim, Dtype t);

@@ -1,6 +1,6 @@
 // Gated delta rule layer between its projections: causal convolution, token-recurrent rule, gated norm.
 #pragma once
-#include "step.h"
+#include "conv.h"
 
 namespace tp {
 
@@ -15,15 +15,13 @@ struct Gdn {
 
     int channels() const { return 2 * key_heads * key_dim + value_heads * value_dim; }
     int values() const { return value_heads * value_dim; }
+    Conv conv() const { return {channels(), kernel, dtype, conv_weight, nullptr, true}; }
 };
 
 // proj: [tokens, ld] of dtype, columns q | k | v (channels), z (values), b (value_heads), a (value_heads).
 // out: [tokens, values] of dtype, contiguous: the input of the output projection.
 // conv: [channels, kernel - 1] a slot; ssm: [value_heads, value_dim, key_dim] a slot; both read and written in place.
 void gdn(const Gdn& layer, const Rows& rows, const SlotView& conv, const SlotView& ssm, const void* proj, int64_t ld, void* out);
-
-// y [tokens, channels] = silu(conv(x)); x: [tokens, ldx].
-void causal_conv(const Gdn& layer, const Rows& rows, const SlotView& conv, const void* x, int64_t ldx, void* y);
 
 // o [tokens, values] of dtype from mixed [tokens, channels] (q | k | v after the convolution); b, a: [tokens, ..] ld apart.
 void delta_rule(const Gdn& layer, const Rows& rows, const SlotView& ssm, const void* mixed, const void* b, const void* a,

@@ -10,6 +10,7 @@
 #include "elementwise.h"
 #include "gdn.h"
 #include "linear.h"
+#include "mamba2.h"
 #include "moe.h"
 #include "pool.h"
 
@@ -111,7 +112,7 @@ void bind_mixers(py::module_& m) {
         })
         .def("conv", [](const Gdn& self, const StepRows& rows, const SlotView& conv, Address x, int64_t ldx, Address y) {
             py::gil_scoped_release release;
-            causal_conv(self, rows.rows, conv, at(x), ldx, at(y));
+            causal_conv(self.conv(), rows.rows, conv, at(x), ldx, at(y));
         })
         .def("rule", [](const Gdn& self, const StepRows& rows, const SlotView& ssm, Address mixed, Address b, Address a, int64_t ld,
                         Address out) {
@@ -137,6 +138,43 @@ void bind_mixers(py::module_& m) {
             py::gil_scoped_release release;
             attend(self, rows.rows, kv, at(q), at(proj), ld, at(out));
         });
+}
+
+void bind_state_space(py::module_& m) {
+    py::class_<Conv>(m, "Conv")
+        .def(py::init([](int channels, int kernel, int dtype, Address weight, Address bias, bool silu) {
+                 return Conv{channels, kernel, dtype_of(dtype), at<float>(weight), at<float>(bias), silu};
+             }),
+             py::kw_only(), py::arg("channels"), py::arg("kernel"), py::arg("dtype"), py::arg("weight"), py::arg("bias") = 0,
+             py::arg("silu"))
+        .def("run", [](const Conv& self, const StepRows& rows, const SlotView& window, Address x, int64_t ldx, Address y) {
+            py::gil_scoped_release release;
+            causal_conv(self, rows.rows, window, at(x), ldx, at(y));
+        });
+    py::class_<Mamba2>(m, "Mamba2")
+        .def(py::init([](int heads, int head_dim, int state_size, int groups, int dtype, Address rate, Address dt_bias, Address skip,
+                         float dt_least, float dt_most) {
+                 if (groups < 1 || heads % groups) throw py::value_error("heads must be a multiple of groups");
+                 return Mamba2{heads, head_dim, state_size, groups, dtype_of(dtype), at<float>(rate), at<float>(dt_bias),
+                               at<float>(skip), dt_least, dt_most};
+             }),
+             py::kw_only(), py::arg("heads"), py::arg("head_dim"), py::arg("state_size"), py::arg("groups"), py::arg("dtype"),
+             py::arg("rate"), py::arg("dt_bias"), py::arg("skip"), py::arg("dt_least"), py::arg("dt_most"))
+        .def("scan", [](const Mamba2& self, const StepRows& rows, const SlotView& ssm, Address mixed, Address dt, int64_t ldt,
+                        Address y) {
+            py::gil_scoped_release release;
+            mamba2_scan(self, rows.rows, ssm, at(mixed), at(dt), ldt, at<float>(y));
+        });
+    m.def(
+        "grouped_gated_norm",
+        [](Address x, Address gate, int64_t ldg, Address y, int rows, int dim, int groups, Address weight, float eps,
+           bool norm_first, int dtype) {
+            py::gil_scoped_release release;
+            grouped_gated_norm(at<float>(x), at(gate), ldg, at(y), rows, dim, groups, at<float>(weight), eps, norm_first,
+                               dtype_of(dtype));
+        },
+        py::kw_only(), py::arg("x"), py::arg("gate"), py::arg("ldg"), py::arg("y"), py::arg("rows"), py::arg("dim"),
+        py::arg("groups"), py::arg("weight"), py::arg("eps"), py::arg("norm_first"), py::arg("dtype"));
 }
 
 // Experts with the Python objects of their layers.
@@ -177,6 +215,7 @@ PYBIND11_MODULE(_native, m) {
     bind_views(m);
     bind_linear(m);
     bind_mixers(m);
+    bind_state_space(m);
     bind_moe(m);
     m.def("rms_norm", [](Address x, int64_t ldx, Address y, int64_t ldy, int rows, int dim, Address scale, float eps, int dtype) {
         py::gil_scoped_release release;

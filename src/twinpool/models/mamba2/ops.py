@@ -1,16 +1,19 @@
-"""The Mamba2 mixer between its projections over a packed step: row by row in torch."""
+"""The Mamba2 mixer between its projections over a packed step: compiled on the CPU, row by row in torch elsewhere."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from twinpool.models.bound import Step
+from twinpool.models.conv import NativeConv
 from twinpool.models.gdn.reference import causal_conv
 from twinpool.models.mamba2 import reference
+from twinpool.models.native import CODES, native, use_native
 from twinpool.models.rows import by_rows, by_token
 
 
@@ -64,15 +67,53 @@ class Mamba2Kernel:
         self.rate = -torch.exp(a_log.float())
         self.dt_bias, self.skip = dt_bias.float().contiguous(), skip.float().contiguous()
         self.conv_bias = torch.zeros_like(self.taps[:, 0]) if conv_bias is None else conv_bias.float()
-        self.norm_weight = None if norm_weight is None else norm_weight.float()
+        self.norm_weight = None if norm_weight is None else norm_weight.float().contiguous()
+        self.conv: NativeConv | None = None
+        self.handle: Any = None
+        if use_native(conv_weight.device):
+            self.conv = NativeConv(conv_weight, conv_bias, dtype=conv_weight.dtype, silu=True)
+            self.handle = native.Mamba2(
+                heads=shape.heads,
+                head_dim=shape.head_dim,
+                state_size=shape.state_size,
+                groups=shape.groups,
+                dtype=CODES[conv_weight.dtype],
+                rate=self.rate.data_ptr(),
+                dt_bias=self.dt_bias.data_ptr(),
+                skip=self.skip.data_ptr(),
+                dt_least=shape.dt_limits[0],
+                dt_most=shape.dt_limits[1],
+            )
 
 
 def mix(kernel: Mamba2Kernel, step: Step, layer: int, proj: torch.Tensor) -> torch.Tensor:
     """[T, inner] of the model's dtype, ready for the output projection; states of linear layer `layer` move on in their slots.
 
-    proj [T, 2 inner + 2 groups state_size + heads]: z | x | B | C | dt.
+    proj [T, 2 inner + 2 groups state_size + heads], rows contiguous: z | x | B | C | dt.
     """
-    return by_rows(step, layer, proj, partial(_row_torch, kernel))
+    if kernel.conv is None:
+        return by_rows(step, layer, proj, partial(_row_torch, kernel))
+    shape, n = kernel.shape, len(proj)
+    xbc, dt = proj[:, shape.inner :], proj[:, shape.inner + shape.channels :]
+    mixed = kernel.conv(step, layer, xbc)
+    scanned = torch.empty((n, shape.inner), dtype=torch.float32)
+    ssm = step.memory.states[layer].ssm
+    kernel.handle.scan(step.rows, ssm, mixed.data_ptr(), dt.data_ptr(), dt.stride(0), scanned.data_ptr())
+    out = torch.empty((n, shape.inner), dtype=proj.dtype)
+    native.grouped_gated_norm(
+        x=scanned.data_ptr(),
+        gate=proj.data_ptr(),
+        ldg=proj.stride(0),
+        y=out.data_ptr(),
+        rows=n,
+        dim=shape.inner,
+        groups=shape.groups,
+        weight=0 if kernel.norm_weight is None else kernel.norm_weight.data_ptr(),
+        eps=shape.eps,
+        norm_first=shape.norm_first,
+        dtype=CODES[proj.dtype],
+    )
+    return out
 
 
 def _row_torch(kernel: Mamba2Kernel, proj: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor) -> torch.Tensor:
