@@ -5,14 +5,18 @@ from __future__ import annotations
 import random
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import initialize, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.property.test_scheduler import SchedulerMachine
 from tests.worlds import FakeExecutor, World, expected_output, make_world
 from twinpool.loop import Loop
 from twinpool.memory.host import HostArena
+from twinpool.memory.pools import Pool
+from twinpool.prefix.host import HostPlan
+from twinpool.prefix.tree import PrefixTree
 from twinpool.request import Request
 from twinpool.step import StepPlan, StepResult
 
@@ -116,6 +120,83 @@ TestHostTier = HostMachine.TestCase
 TestHostTier.settings = settings(
     max_examples=250, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+class AmpleMachine(RuleBasedStateMachine):
+    """A tree over tiny device pools and host memory for everything: each prefix that ever had a state can be resumed from."""
+
+    @initialize(policy=st.sampled_from(["write_through", "write_back"]), page_size=st.sampled_from([1, 2]))
+    def build(self, policy, page_size) -> None:
+        self.page = page_size
+        self.pages = Pool(name="pages", first=1, count=16)
+        self.slots = Pool(name="slots", first=1, count=4)
+        self.tree = PrefixTree(
+            pages=self.pages, slots=self.slots, page_size=page_size, grid_tokens=page_size,
+            host=HostPlan(HostArena(total_bytes=10**6, page_bytes=10, slot_bytes=30), policy, []),
+        )  # fmt: skip
+        self.resumable: set[tuple[int, ...]] = {()}
+        self.keys: list[tuple[int, ...]] = [()]
+
+    def _tokens(self, data) -> tuple[int, ...]:
+        base = data.draw(st.sampled_from(self.keys))
+        tokens = base[: data.draw(st.integers(0, len(base)))] + tuple(
+            data.draw(st.lists(st.integers(0, 1), max_size=6))
+        )
+        return tokens[:14]
+
+    @staticmethod
+    def _key(tokens) -> bytes:
+        return np.array(tokens, np.int32).tobytes()
+
+    @rule(data=st.data(), with_state=st.booleans())
+    def insert(self, data, with_state) -> None:
+        tokens = self._tokens(data)
+        n_pages = len(tokens) // self.page
+        tokens = tokens[: n_pages * self.page]
+        if not n_pages or not (self.tree.room_pages(n_pages) and self.tree.room_slots(1)):
+            return
+        slot = int(self.slots.alloc(1)[0]) if with_state else None
+        done = self.tree.insert(
+            self._key(tokens), self.pages.alloc(n_pages), length=len(tokens), owned_from=0, state_slot=slot
+        )
+        self.pages.free(done.freed_pages)
+        if slot is not None and not done.state_taken:
+            self.slots.free([slot])
+        self.keys.append(tokens)
+        if with_state:
+            self.resumable.add(tokens)
+
+    @rule(pages=st.integers(0, 16), slots=st.integers(0, 4))
+    def evict(self, pages, slots) -> None:
+        self.tree.evict(pages=pages, slots=slots)
+
+    @rule(data=st.data(), restore=st.booleans())
+    def match(self, data, restore) -> None:
+        tokens = self._tokens(data)
+        limit = len(tokens) // self.page * self.page
+        found = self.tree.match(self._key(tokens), limit_tokens=limit)
+        best = max(n for n in range(limit + 1) if tokens[:n] in self.resumable)
+        assert max(found.resume_len, found.host_node.depth if found.host_node is not None else 0) == best
+        if found.host_node is None or not restore:
+            return
+        held = self.tree.hold(found.host_node)
+        done = self.tree.restore(found.host_node)
+        self.tree.let_go(held)
+        assert done, "nothing else is locked"
+        again = self.tree.match(self._key(tokens), limit_tokens=limit, touch=False)
+        assert (again.resume_len, again.host_node) == (best, None)
+
+    @invariant()
+    def conserved(self) -> None:
+        if hasattr(self, "tree"):
+            self.tree.check()
+            tree = self.tree
+            assert self.pages.available + tree.evictable_pages + tree.protected_pages == self.pages.count
+            assert self.slots.available + tree.evictable_slots + tree.protected_slots == self.slots.count
+
+
+TestAmpleHost = AmpleMachine.TestCase
+TestAmpleHost.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
 def sessions(world: World, dice: random.Random, *, rounds: int) -> int:
