@@ -119,8 +119,9 @@ class Reuse:
 
     @property
     def by_tier(self) -> dict[str, int]:
-        """`reused` by where the tokens were: device, host (reference 7.2)."""
-        return {"device": self.reused - self.from_host, "host": self.from_host}
+        """`reused` by where the tokens were: device, host, and storage if any were there (reference 7.2)."""
+        tiers = {"device": self.reused - self.from_host - self.from_storage, "host": self.from_host}
+        return {**tiers, "storage": self.from_storage} if self.from_storage else tiers
 
 
 @dataclass(slots=True, eq=False)

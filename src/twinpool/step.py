@@ -139,8 +139,8 @@ class TokenLogprob:
 class StepResult:
     """What came back: for each row of the plan, the sampled token (None where the row does not sample) and its log-probability
     (None unless asked for); errors: (row index, sentence) of rows that could not be computed, while the others are fine;
-    runs: for a plan with repeat > 1 all tokens of each row (int32 [repeat]), and `tokens` the last of them. duration_s: of the whole
-    step; save_s, load_s: the part of it that copies to the host and back took."""
+    runs: for a plan with repeat > 1 all tokens of each row (int32 [repeat]), and `tokens` the last of them. duration_s: of the
+    step; save_s, load_s: of copies to the host and back, those of an idle time before it included."""
 
     step: int
     tokens: tuple[int | None, ...]

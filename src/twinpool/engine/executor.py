@@ -44,6 +44,7 @@ class TorchExecutor:
         self._memory = memory
         self._states: dict[int, RowState] = {}
         self._last = LastTokens()
+        self._save_s = self._load_s = 0.0  # of copies that no result has told yet
         self._store = store
         self._thread = ThreadPoolExecutor(
             1, thread_name_prefix="twinpool-executor", initializer=torch.set_num_threads, initargs=(torch_threads,)
@@ -78,7 +79,9 @@ class TorchExecutor:
             self._last.forget(rid)
         for joined in plan.joined:
             self._states[joined.rid] = RowState.of(joined)
-        save_s, load_s = self._obey_all(plan.orders)
+        self._obey_all(plan.orders)
+        save_s, load_s = self._save_s, self._load_s
+        self._save_s = self._load_s = 0.0
         with torch.inference_mode():
             logits = self._forward(pack(plan, self._last))
         outcomes = self._sample(plan, logits)
@@ -92,12 +95,8 @@ class TorchExecutor:
             load_s=load_s,
         )
 
-    def _obey_all(self, orders: tuple[Order, ...]) -> tuple[float, float]:
-        """Orders run one after another: what is copied away is read before anybody writes over it.
-
-        Returns the seconds that copies took: to the host, and back from it.
-        """
-        save_s = load_s = 0.0
+    def _obey_all(self, orders: tuple[Order, ...]) -> None:
+        """Orders run one after another: what is copied away is read before anybody writes over it."""
         for order in orders:
             if not isinstance(order, HostCopy):
                 self._obey(order)
@@ -106,10 +105,9 @@ class TorchExecutor:
             self._memory.copy_host(order)
             took_s = time.perf_counter() - began_s
             if order.to_host:
-                save_s += took_s
+                self._save_s += took_s
             else:
-                load_s += took_s
-        return save_s, load_s
+                self._load_s += took_s
 
     def _obey(self, order: SlotOrder | Freed | StoreCopy | HostFill) -> None:
         memory = self._memory

@@ -115,7 +115,11 @@ def test_seconds_of_copies_are_counted_by_direction() -> None:
         executor.submit(StepPlan(number, (prefill(1, 3, sample=False),), orders=given)).result()
         for number, given in enumerate((orders[:1], orders, (*orders, HostCopy(False, *copy))))
     )
+    executor.settle(orders)  # nothing to do for a while: told with the step after it
+    later = executor.submit(StepPlan(9, (prefill(1, 3, sample=False),))).result()
     executor.close()
+    assert later.save_s > 0
+    assert later.load_s == 0.0
     assert plain.save_s == plain.load_s == saved.load_s == 0.0
     assert saved.save_s > 0
     assert both.save_s > 0

@@ -18,7 +18,7 @@ from twinpool.errors import BadRequest
 from twinpool.memory.ledger import LedgerLine
 from twinpool.server.app import build_app
 from twinpool.server.service import Service
-from twinpool.step import StepPlan, StepResult, TokenLogprob
+from twinpool.step import Order, StepPlan, StepResult, TokenLogprob
 
 LETTERS = "_abcdefghij"  # token i is letter i; token 0 ends a text
 
@@ -87,6 +87,10 @@ class ValveExecutor:
             return replace(done, logprobs=logprobs)
 
         return SimpleNamespace(result=result)
+
+    def settle(self, orders: tuple[Order, ...]) -> None:
+        for order in orders:
+            self._inner._obey(order)
 
     def close(self) -> None:
         self.closed = True

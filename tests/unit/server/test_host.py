@@ -55,6 +55,7 @@ def test_responses_say_where_the_tokens_were(client: TestClient) -> None:
 
 def test_tiers_add_up() -> None:
     assert Reuse(prompt=20, reused=12, from_host=5).by_tier == {"device": 7, "host": 5}
+    assert Reuse(prompt=20, reused=12, from_host=5, from_storage=4).by_tier == {"device": 3, "host": 5, "storage": 4}
 
 
 def test_server_info(client: TestClient) -> None:
