@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.tiny_models import _COMMON, FAMILIES, tiny_checkpoint
 from twinpool.errors import ModelError
-from twinpool.models.adopt import _rotary_table, load_model
+from twinpool.models.adopt import SOURCES, _rotary_table, load_model
 from twinpool.models.blocks import Linear, Moe
 from twinpool.models.native import native
 
@@ -86,6 +86,27 @@ def test_tied_embeddings_need_no_head_and_draft_layers_are_left_out(cache_dir: P
     torch.testing.assert_close(heads_of(model), embeddings.sum(1)[None], atol=1e-4, rtol=1e-4)
 
 
+def test_saved_buffers_are_asked_for_and_keep_their_dtype(cache_dir: Path, tmp_path: Path) -> None:
+    folder, name = tiny_checkpoint("lfm2_moe", cache_dir), "model.layers.1.feed_forward.expert_bias"
+    with pytest.raises(ModelError, match=rf"lack {name}"):
+        load_model(changed(folder, tmp_path / "a", {name: None}), dtype="float32")
+    model = load_model(folder, dtype="bfloat16")
+    moe = next(m for m in model.module.modules() if isinstance(m, Moe))
+    assert moe.router.bias is not None
+    assert torch.equal(moe.router.bias, load_file(folder / "model.safetensors")[name])
+
+
+def test_a_config_of_the_wrong_kind_is_one_sentence(cache_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_checkpoint("granite", cache_dir), tmp_path / "a")
+    config = json.loads((tmp_path / "a/config.json").read_text())
+    (tmp_path / "a/config.json").write_text(json.dumps({**config, "mamba_n_heads": "eight"}))
+    with pytest.raises(ModelError, match=r"is not a GraniteMoeHybridConfig: .*mamba_n_heads.*\.$"):
+        load_model(tmp_path / "a", dtype="float32")
+    (tmp_path / "a/config.json").write_text(json.dumps({**config, "position_embedding_type": "alibi"}))
+    with pytest.raises(ModelError, match="position_embedding_type='alibi'; only 'rope' and 'nope' run here"):
+        load_model(tmp_path / "a", dtype="float32")
+
+
 def test_experts_may_be_stored_one_by_one(cache_dir: Path, tmp_path: Path) -> None:
     folder = tiny_checkpoint("qwen3_next", cache_dir)
     stored = load_file(folder / "model.safetensors")
@@ -127,7 +148,10 @@ def test_the_text_part_of_a_multimodal_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_rotary_table_is_transformers_own(family: str, cache_dir: Path) -> None:
     config = transformers.AutoConfig.from_pretrained(tiny_checkpoint(family, cache_dir))
-    module = transformers.AutoModelForCausalLM.from_config(config).model.rotary_emb
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    module = getattr(model.model, SOURCES[type(model).__name__].rotary)
+    if module is None:
+        pytest.skip("a model without positions")
     table = _rotary_table(module, 40)
     cos, sin = module(torch.empty(0), torch.tensor([[0, 7, 39]]))
     half = table.shape[1] // 2

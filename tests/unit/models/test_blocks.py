@@ -8,7 +8,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from twinpool.models.blocks import Linear, Mlp, Moe, Router, ZeroCentredNorm, gated_product
+from twinpool.models.blocks import (
+    Linear,
+    Mlp,
+    Moe,
+    PreNormLayer,
+    RmsNorm,
+    Router,
+    ZeroCentredNorm,
+    gated_product,
+    squared_relu,
+)
 from twinpool.models.native import native, set_threads
 
 pytestmark = pytest.mark.skipif(native is None, reason="the kernels are not compiled")
@@ -79,6 +89,11 @@ def test_norm_and_gated_product(width: int, dtype: torch.dtype) -> None:
     )
 
 
+def test_squared_relu() -> None:
+    x = torch.tensor([[-1.0, 0.0, 2.0, torch.nan]])
+    torch.testing.assert_close(squared_relu(x), torch.tensor([[0.0, 0.0, 4.0, torch.nan]]), equal_nan=True)
+
+
 def make_moe(dtype: torch.dtype, *, hidden: int = 24, width: int = 10, experts: int = 6) -> Moe:
     def mlp(seed: int) -> Mlp:
         gate_up, down = (
@@ -105,6 +120,60 @@ def test_experts_agree_with_torch_and_do_not_depend_on_mates(dtype: torch.dtype)
     assert torch.equal(torch.cat(single), whole)
     set_threads(1)
     assert torch.equal(moe(x, torch.zeros_like(x)), whole)
+
+
+ROUTERS = {
+    "softmax, not normalised": {"normalise": False},
+    "sigmoid, bias, scale": {"normalise": True, "sigmoid": True, "biased": True, "epsilon": 1e-6, "scale": 1.5},
+    "softmax, bias": {"normalise": False, "biased": True},
+    "groups": {"normalise": True, "sigmoid": True, "biased": True, "groups": 3, "top_groups": 2, "epsilon": 1e-20},
+    "pairs": {"normalise": True, "groups": 2, "top_groups": 1},
+}
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+@pytest.mark.parametrize("squared_relu", [False, True])
+@pytest.mark.parametrize("shared", ["none", "plain", "gated"])
+def test_every_way_of_choosing_agrees_with_torch(name: str, squared_relu: bool, shared: str) -> None:
+    options = dict(ROUTERS[name])
+    bias = randn(6, seed=77) / 5 if options.pop("biased", False) else None
+
+    def mlp(seed: int) -> Mlp:
+        opens = randn(10 if squared_relu else 20, 24, seed=seed) / 4
+        return Mlp(gate_up=Linear([opens]), down=Linear([randn(24, 10, seed=seed + 1) / 4]), squared_relu=squared_relu)
+
+    moe = Moe(
+        router=Router(linear=Linear([randn(6, 24, seed=7) / 3]), top_k=2, bias=bias, **options),
+        experts=[mlp(10 * i) for i in range(6)],
+        shared=None if shared == "none" else mlp(500),
+        shared_gate=Linear([randn(1, 24, seed=8)]) if shared == "gated" else None,
+    )
+    x = randn(33, 24, seed=9)
+    whole = moe(x, torch.zeros_like(x))
+    torch.testing.assert_close(whole, moe._forward_torch(x, torch.zeros_like(x)), atol=1e-4, rtol=1e-4)
+    assert torch.equal(torch.cat([moe(row[None], torch.zeros(1, 24)) for row in x]), whole)
+
+
+def test_groups_close_what_would_be_chosen() -> None:
+    # Logits are the input itself: expert 0 is best, but the pair (2, 3) has the larger sum.
+    router = Router(linear=Linear([torch.eye(4)]), top_k=2, normalise=False, sigmoid=True, groups=2, top_groups=1)
+    weights, chosen = router.choose(torch.tensor([[2.0, -4.0, 1.0, 0.5]]))
+    assert chosen.tolist() == [[2, 3]]
+    torch.testing.assert_close(weights, torch.tensor([[1.0, 0.5]]).sigmoid())
+
+
+def test_factors_of_a_layer_round_twice() -> None:
+    hidden, half = randn(3, 8, dtype=torch.bfloat16), randn(8, 8, dtype=torch.bfloat16, seed=1)
+
+    class Mixer(torch.nn.Module):
+        def forward(self, x: torch.Tensor, step: object, residual: torch.Tensor) -> torch.Tensor:
+            return linear.forward(x, residual)
+
+    linear, norm = Linear([half]), RmsNorm(torch.ones(8), 1e-6)
+    layer = PreNormLayer(norm=norm, mixer=Mixer(), second_norm=norm, mlp=linear, multiplier=0.3)
+    expected = hidden + linear(norm(hidden)) * 0.3
+    expected = expected + linear(norm(expected)) * 0.3
+    assert torch.equal(layer(hidden.clone(), None), expected)
 
 
 def test_a_row_of_nan_spoils_only_itself() -> None:
