@@ -72,10 +72,12 @@ void leave_groups(const Routing& routing, std::vector<float>& keys, int n) {
 // (expert, weight) of the chosen ones, in ascending order of expert.
 std::vector<std::pair<int, float>> choose(const float* logits, int n, const Routing& routing) {
     auto [scores, total] = routing.sigmoid ? std::pair(sigmoids(logits, n), 1.0f) : softmax(logits, n);
-    std::vector<float> keys = scores;
+    std::vector<float> changed;
+    if (routing.bias || routing.groups > 1) changed = scores;
     if (routing.bias)
-        for (int i = 0; i < n; ++i) keys[size_t(i)] = scores[size_t(i)] / total + routing.bias[i];
-    if (routing.groups > 1) leave_groups(routing, keys, n);
+        for (int i = 0; i < n; ++i) changed[size_t(i)] = scores[size_t(i)] / total + routing.bias[i];
+    if (routing.groups > 1) leave_groups(routing, changed, n);
+    const std::vector<float>& keys = changed.empty() ? scores : changed;
     std::vector<std::pair<int, float>> chosen;
     float kept = 0;
     for (int i : first_of(keys.data(), n, routing.top_k)) {
