@@ -5,25 +5,24 @@ from __future__ import annotations
 import difflib
 import io
 import sys
-from collections.abc import Callable, Sequence
-from importlib import metadata
+from collections.abc import Sequence
+from importlib import import_module, metadata
 
-from twinpool.cli import plan, replay, serve, trace
 from twinpool.errors import ConfigError, TwinpoolError
 
-# verb: (what it does, its function from arguments to exit code)
-VERBS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
-    "plan": ("size the two pools from a model, a launch line or a boot log", plan.run),
-    "replay": ("run recorded traffic through the scheduler in virtual time", replay.run),
-    "serve": ("serve a model with an OpenAI-compatible API", serve.run),
-    "trace": ("describe recorded requests, or invent a workload", trace.run),
+# verb: what it does. Its module, cli/VERB.py, is imported when it is used: `plan` should not pay for what `replay` needs.
+VERBS = {
+    "plan": "size the two pools from a model, a launch line or a boot log",
+    "replay": "run recorded traffic through the scheduler in virtual time",
+    "serve": "serve a model with an OpenAI-compatible API",
+    "trace": "describe recorded requests, or invent a workload",
 }
 
 
 def help_text() -> str:
     """What `twinpool --help` prints."""
     lines = ["usage: twinpool VERB [options]", "", "Hybrid language models from two memory pools.", ""]
-    lines += [f"  {verb:10}{text}" for verb, (text, _) in VERBS.items()]
+    lines += [f"  {verb:10}{text}" for verb, text in VERBS.items()]
     lines += ["", "  --help    this text; twinpool VERB --help for a verb's options", "  --version"]
     return "\n".join(lines) + "\n"
 
@@ -41,7 +40,8 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(
             f"{argv[0]} is not a verb of twinpool; {f'did you mean {close[0]}?' if close else 'see twinpool --help.'}"
         )
-    return VERBS[argv[0]][1](argv[1:])
+    exit_code: int = import_module(f"twinpool.cli.{argv[0]}").run(argv[1:])
+    return exit_code
 
 
 def main() -> None:

@@ -190,7 +190,7 @@ class HostTierOptions:
         Flag("A tier below the host's that survives restarts; file: a folder.", default_text="none"),
     ] = None
     hicache_storage_path: Annotated[
-        str | None, Flag("The folder; servers of the same model may share it.", metavar="DIR")
+        str | None, Flag("The folder; servers of the same model may share it.", metavar="DIR", default_text="none")
     ] = None
     hicache_storage_size: Annotated[
         float, Flag("Most that it may hold, in GB (10^9 bytes).", metavar="GB", above=0)

@@ -54,7 +54,7 @@ def test_exit_codes(
     def fail(argv: object) -> int:
         raise error
 
-    monkeypatch.setitem(main.VERBS, "serve", ("serve", fail))
+    monkeypatch.setattr("twinpool.cli.serve.run", fail)
     assert outcome(monkeypatch, "serve") == code
     assert capsys.readouterr().err == f"twinpool: error: {error}\n"
 
@@ -63,7 +63,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(argv: object) -> int:
         raise KeyError("bug")
 
-    monkeypatch.setitem(main.VERBS, "serve", ("serve", fail))
+    monkeypatch.setattr("twinpool.cli.serve.run", fail)
     monkeypatch.setattr(sys, "argv", ["twinpool", "serve"])
     with pytest.raises(KeyError):
         main.main()
@@ -73,8 +73,8 @@ def test_help_and_bad_flags_do_not_load_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None; sys.modules['twinpool.server.app'] = None\n"
         "from twinpool.cli.main import main\n"
-        "sys.argv = ['twinpool', 'serve', '--hicache-ratio', '2']; main()"
+        "sys.argv = ['twinpool', 'serve', '--hicache-io-backend', 'kernel']; main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("twinpool: error: --hicache-ratio is not supported: ")
+    assert done.stderr.startswith("twinpool: error: --hicache-io-backend is not supported: ")
