@@ -15,6 +15,7 @@ from pathlib import Path
 import docs_files
 import docs_plan_json
 from twinpool import errors
+from twinpool.cli.trace import InfoOptions, SynthesizeOptions
 from twinpool.config import command_line
 from twinpool.config.command_line import FlagRow
 from twinpool.config.deployment import Deployment
@@ -22,7 +23,9 @@ from twinpool.config.flags import flag_rows
 from twinpool.config.refused import refusals
 from twinpool.metrics import CATALOGUE, USUAL_LABELS
 from twinpool.plan.options import GROUPS as PLAN_GROUPS
+from twinpool.replay.calibrate import MeasureOptions
 from twinpool.replay.options import ReplayOutputOptions, TimeOptions, TrafficOptions
+from twinpool.replay.sweep_cli import AxisOptions, SpreadOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTE = "<!-- Written by tools/docs.py (make docs); edit the code it is made from, not this page. -->"
@@ -47,6 +50,12 @@ def flags_page() -> str:
     ]
     lines[-1] += "`twinpool plan` above, under *Machine and model*, and the launch line by those below."
     lines += ["", *_flag_tables(command_line.rows_of([ReplayOutputOptions, TrafficOptions, TimeOptions]))]
+    lines += ["## `twinpool replay sweep`", "", "Beside those of `twinpool replay`: [replay.md](replay.md#sweep).", ""]
+    lines += _flag_tables(command_line.rows_of([AxisOptions, SpreadOptions]))
+    lines += ["## `twinpool replay calibrate`", "", "Beside the machine's: [replay-calibrate.md](replay-calibrate.md).", ""]
+    lines += _flag_tables(command_line.rows_of([MeasureOptions]))
+    lines += ["## `twinpool trace`", "", "`info` describes files, `synthesize` writes an invented trace.", ""]
+    lines += _flag_tables(command_line.rows_of([InfoOptions, SynthesizeOptions]))
     lines += ["## Flags of a launch line", ""]
     lines += [
         "A plan or a replay also reads the flags of `twinpool serve` above, and these, which other engines have or where they "
