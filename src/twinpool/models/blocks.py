@@ -214,6 +214,7 @@ class Moe(nn.Module):
         shared_gate: Linear | None = None,
     ) -> None:
         super().__init__()
+        assert router.bias is None or router.bias.dtype == torch.float32, "the kernel reads float32"
         self.router = router
         self.linears = nn.ModuleList([router.linear] if shared_gate is None else [router.linear, shared_gate])
         self.experts = nn.ModuleList(experts)
