@@ -8,7 +8,10 @@ The next token is a function of that hash alone: what a request says can depend 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import numpy as np
 
 from twinpool.clock import VirtualClock
 from twinpool.loop import Loop
@@ -20,7 +23,8 @@ from twinpool.prefix.tree import PrefixTree
 from twinpool.request import Request, SamplingParams
 from twinpool.sched.scheduler import Scheduler
 from twinpool.sched.shape import SchedulerShape
-from twinpool.step import Freed, HostCopy, Order, StepPlan, StepResult
+from twinpool.sched.storage import Storage
+from twinpool.step import Freed, HostCopy, HostFill, Order, StepPlan, StepResult, StoreCopy
 from twinpool.wiring import telling_freed
 
 VOCAB = 11
@@ -79,6 +83,7 @@ class FakeExecutor:
         self.host_kv: dict[tuple[int, int], int] = {}
         self.host_slots: dict[int, int] = {}
         self.n_copied = 0
+        self.store: Callable[[StoreCopy, memoryview, memoryview], None] | None = None
         self._queue: deque[StepPlan] = deque()
 
     def submit(self, plan: StepPlan) -> _Handle:
@@ -113,6 +118,10 @@ class FakeExecutor:
                     self.kv[identity, offset] = POISON
         elif isinstance(order, HostCopy):
             self._copy(order)
+        elif isinstance(order, StoreCopy):
+            self._give_to_disk(order)
+        elif isinstance(order, HostFill):
+            self._fill(order)
         else:
             assert order.dst != 0
             value = 0 if order.src is None else self.slots[order.src]
@@ -133,6 +142,26 @@ class FakeExecutor:
             assert source[0][source[1]] != POISON, "a slot was copied after it was freed"
             target[0][target[1]] = source[0][source[1]]
         self.n_copied += 1
+
+    def _give_to_disk(self, order: StoreCopy) -> None:
+        """Pages and a slot in bytes, an int64 for each token and one for the state; they must be those of the order's tokens."""
+        state, states = 0, []
+        for token in order.tokens.tolist():
+            state = fold(state, token)
+            states.append(state)
+        found = [self.kv[page, offset] for page in order.pages.tolist() for offset in range(self.page_size)]
+        assert found == states[order.start : order.end], "the disk is given other pages than those of the tokens"
+        assert self.slots[order.slot] == states[-1], "the disk is given another state than that of the tokens"
+        assert self.store is not None
+        self.store(order, _as_bytes(found), _as_bytes([state]))
+
+    def _fill(self, order: HostFill) -> None:
+        kv = np.frombuffer(order.kv, np.int64).reshape(-1, self.page_size) if len(order.host_pages) else ()
+        assert len(kv) == len(order.host_pages)
+        for host_page, values in zip(order.host_pages.tolist(), kv, strict=True):
+            for offset, value in enumerate(values.tolist()):
+                self.host_kv[host_page, offset] = value
+        (self.host_slots[order.host_slot],) = np.frombuffer(order.state, np.int64).tolist()
 
     def _row(self, row) -> int | None:
         state = self.slots[row.slot]
@@ -156,6 +185,10 @@ class FakeExecutor:
 
     def _kv(self, row, position: int) -> int:
         return self.kv[int(row.pages[position // self.page_size]), position % self.page_size]
+
+
+def _as_bytes(values: list[int]) -> memoryview:
+    return memoryview(np.array(values, np.int64).tobytes())
 
 
 @dataclass
@@ -204,10 +237,12 @@ def make_world(
     context_len: int = 4096,
     host: HostArena | None = None,
     host_policy: str = "write_through",
+    storage: Storage | None = None,
     **shape: object,
 ) -> World:
     """A world with everything wired as engine/boot does it, at sizes where one can count on one's fingers."""
     executor = FakeExecutor(page_size=page_size, lazy=lazy)
+    executor.store = getattr(storage, "put", None)
     orders: list[Order] = []
     pages = Pool(name="pages", first=1, count=n_pages, on_free=telling_freed("pages", orders))
     slots = Pool(name="slots", first=1, count=n_slots, on_free=telling_freed("slots", orders))
@@ -224,5 +259,7 @@ def make_world(
         max_queued_requests=None, chunked_prefill_size=chunk, max_prefill_tokens=16384, prefill_max_requests=None,
         context_len=context_len, **shape,
     )  # fmt: skip
-    scheduler = Scheduler(shape=full_shape, pages=pages, slots=slots, tree=tree, clock=VirtualClock(), orders=orders)
+    scheduler = Scheduler(
+        shape=full_shape, pages=pages, slots=slots, tree=tree, clock=VirtualClock(), orders=orders, storage=storage
+    )  # fmt: skip
     return World(scheduler, executor, Loop(scheduler=scheduler, executor=executor, overlap=overlap), pages, slots, tree)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from twinpool.bootlines import (
+    DISK,
     HOST_COVER,
     HOST_FEW_BYTES,
     HOST_FEW_STATES,
@@ -217,6 +218,11 @@ def host_warnings(arena: HostArena, ledger: Ledger) -> tuple[str, ...]:
         or_quota=" or leave --hicache-mamba-size-gb out" if arena.has_quota else "",
     )  # fmt: skip
     return (warning,)
+
+
+def disk_line(path: str, *, segments: int, used_bytes: int, limit_bytes: int) -> str:
+    """What the disk tier found in its folder, and how much it may hold."""
+    return DISK.format(path=path, segments=segments, used_gb=used_bytes / GB, limit_gb=limit_bytes / GB)
 
 
 _WARNINGS = {"cap", "requested"}

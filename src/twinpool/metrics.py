@@ -114,6 +114,14 @@ _HOST = (
         "States that the host holds or could hold beside the KV that is there now.",
     ),
 )
+_DISK = (
+    _gauge(
+        "twinpool:disk_segments", "Segments (what one checkpoint adds to a conversation) in the disk tier's folder."
+    ),
+    _gauge("twinpool:disk_used_bytes", "Bytes of segments in the disk tier's folder, whoever wrote them."),
+    _gauge("twinpool:disk_limit_bytes", "--hicache-storage-size in bytes."),
+    _gauge("twinpool:disk_pending_bytes", "Bytes that wait to be written to the disk tier."),
+)
 _SCHEDULER = (
     _gauge("sglang:num_running_reqs", "Requests that hold slots."),
     _gauge("sglang:num_queue_reqs", "Requests that wait for admission."),
@@ -181,6 +189,15 @@ _COUNTERS = (
     _counter(
         "twinpool:failed_restores_total", "Requests that computed what the host had, for want of room on the device."
     ),
+    _counter("sglang:prefetched_tokens_total", "KV tokens read from the disk tier for requests."),
+    _counter("sglang:backuped_tokens_total", "KV tokens written to the disk tier."),
+    _counter(
+        "twinpool:disk_segments_total",
+        "Segments of the disk tier by what happened: written, already_there, read, evicted, no_room and no_parent (not "
+        "written), dropped (too many waited), damaged, vanished, failed (the disk), leftovers (removed).",
+        "event",
+    ),
+    _counter("twinpool:disk_late_requests_total", "Requests that went on before all of their prefix was read."),
     _counter("twinpool:kv_matched_tokens_total", "Prompt tokens whose KV was found, reused or not."),
     _counter("twinpool:reuse_gap_tokens_total", "Prompt tokens that were not reused, by reason.", "reason"),
     _counter(
@@ -209,4 +226,4 @@ _HISTOGRAMS = (
     _histogram("sglang:generation_tokens_histogram", "Output tokens of a sequence.", TOKEN_BUCKETS),
 )
 
-CATALOGUE: tuple[Metric, ...] = _POOLS + _HOST + _SCHEDULER + _CONSTANTS + _COUNTERS + _HISTOGRAMS
+CATALOGUE: tuple[Metric, ...] = _POOLS + _HOST + _DISK + _SCHEDULER + _CONSTANTS + _COUNTERS + _HISTOGRAMS

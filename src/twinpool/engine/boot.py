@@ -96,6 +96,16 @@ def boot_engine(options: ServeOptions, *, poison_freed: bool = False, clock: Clo
         BatchLog(book=scheduler.book, clock=clock, decode_log_interval=resolved.decode_log_interval)
     )
     _log_pools(facts, memory.arena.total_bytes, tier)
+    if disk is not None:
+        found = disk.store.stats
+        log.info(
+            bootlog.disk_line(
+                str(disk.store.path),
+                segments=found.segments,
+                used_bytes=found.used_bytes,
+                limit_bytes=found.limit_bytes,
+            )
+        )
     return engine
 
 

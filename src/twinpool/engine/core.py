@@ -6,9 +6,9 @@
         for output in engine.step(): ...         # Output: new text, tokens, log-probabilities, the finish if it ended
     engine.close()
 
-Threads: one thread calls add, abort, step, flush_cache and close. From any thread: `tokenizer`, `facts`, and
-`snapshot()`, which is the frozen picture taken after the last step. `step()` returns [] when there is nothing to do;
-wait for work elsewhere.
+Threads: one thread calls add, abort, step, flush_cache and close. From any thread: `tokenizer`, `facts`, `view_disk()`,
+and `snapshot()`, which is the frozen picture taken after the last step. `step()` returns [] when there is nothing to
+do; wait for work elsewhere.
 
 Text is decoded here, so that a stop string ends the request at once: `Output.text` is ready for the client (held back
 while it may turn into a stop string or lacks bytes of a character, cut at the stop string, without the end token), and
@@ -49,7 +49,7 @@ from twinpool.step import Executor, Order, StepPlan, StepResult, TokenLogprob
 if TYPE_CHECKING:
     from twinpool.config.options import ServeOptions
     from twinpool.config.resolve import Resolved
-    from twinpool.engine.disk import DiskTier
+    from twinpool.engine.disk import DiskCounts, DiskTier
     from twinpool.memory.budget import Ledger
     from twinpool.models.spec import ModelSpec
 
@@ -339,6 +339,10 @@ class Engine:
         tree = self.scheduler.book.tree
         return host_view(tree.root, page_size=tree.page_size)
 
+    def view_disk(self) -> DiskCounts | None:
+        """The disk tier now, None without one; from any thread."""
+        return self._disk.counts() if self._disk is not None else None
+
     def check_idle(self, *, thorough: bool = False) -> None:
         """Assert that everything not cached is free (reference 6.6); thorough: walk the tree and the pools as well."""
         pages, slots = self.scheduler.counts()
@@ -364,6 +368,7 @@ class Engine:
 
     def close(self) -> None:
         """End the threads; what the disk tier was given is written first. Requests that still run are dropped."""
+        self._settle()
         self._executor.close()
         if self._disk is not None:
             self._disk.close()

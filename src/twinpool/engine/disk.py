@@ -15,12 +15,13 @@ from twinpool.request import Int32Array
 from twinpool.step import StoreCopy
 from twinpool.storage.format import Segment
 from twinpool.storage.keys import Fingerprint
-from twinpool.storage.store import DiskStore
+from twinpool.storage.store import DiskStats, DiskStore
 from twinpool.storage.workers import Fetch, Prefetcher, StoreWriter
 from twinpool.units import GIB
 
 GB = 10**9  # the unit of --hicache-storage-size
 MAX_PENDING_BYTES = GIB  # of what waits to be written
+PREFETCH_THRESHOLD_TOKENS = 256  # reference 5.5
 _SAMPLES, _SAMPLE_BYTES = 64, 1 << 16  # of each file of weights
 
 
@@ -32,16 +33,31 @@ class _Waiting:
     began_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskCounts:
+    """The disk tier now, and since boot.
+
+    store: segments, bytes and what happened to them; fetched_tokens: KV tokens read for requests; late_requests: those that went on
+    before all of it was read; pending_bytes: what waits to be written; dropped_segments: not written because too much waited.
+    """
+
+    path: str
+    store: DiskStats
+    fetched_tokens: int
+    late_requests: int
+    pending_bytes: int
+    dropped_segments: int
+
+
 class DiskTier:
     """sched.storage.Storage over a folder, and the sink of the executor's StoreCopy orders.
 
-    threshold_tokens: less than that is not worth reading (reference 5.5).
+    policy: a --hicache-storage-prefetch-policy; threshold_tokens: less than that is not worth reading.
     """
 
-    threshold_tokens = 256
-
-    def __init__(self, store: DiskStore, *, policy: str) -> None:
+    def __init__(self, store: DiskStore, *, policy: str, threshold_tokens: int = PREFETCH_THRESHOLD_TOKENS) -> None:
         self.store = store
+        self.threshold_tokens = threshold_tokens
         self.writer = StoreWriter(store, max_pending_bytes=MAX_PENDING_BYTES)
         self._prefetcher = Prefetcher(store)
         self._policy = policy
@@ -86,6 +102,17 @@ class DiskTier:
         if waiting is not None:
             waiting.fetch.cancel()
 
+    def counts(self) -> DiskCounts:
+        """Counts now; from any thread."""
+        return DiskCounts(
+            path=str(self.store.path),
+            store=self.store.stats,
+            fetched_tokens=self.fetched_tokens,
+            late_requests=self.late_requests,
+            pending_bytes=self.writer.pending_bytes,
+            dropped_segments=self.writer.dropped,
+        )
+
     def close(self) -> None:
         """Write what waits, then end the threads."""
         self.writer.close(timeout_s=60.0)
@@ -97,7 +124,8 @@ def open_disk_tier(resolved: Resolved, arena: Arena, folder: Path) -> DiskTier |
     if resolved.hicache_storage_backend is None or resolved.hicache_storage_path is None:
         return None
     fingerprint = Fingerprint(
-        model=model_digest(folder),
+        # Weights in another dtype compute other values, even where KV and states are kept in the same ones.
+        model=f"{model_digest(folder)} as {resolved.dtype}",
         kv_dtype=resolved.kv_cache_dtype,
         ssm_dtype=resolved.mamba_ssm_dtype,
         conv_dtype=resolved.mamba_conv_dtype,

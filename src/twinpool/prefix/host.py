@@ -164,15 +164,19 @@ class HostTier:
         """
         parent = node.parent
         assert parent is not None
+        if not self.arena.can_ever_hold(pages=node.depth // self._page_size, slots=1):
+            return False
         if parent.parent is not None and parent.host_pages is None:
             self._save_path(parent)
         if parent.parent is not None and parent.host_pages is None:
             return False
         lacks_kv = not node.on_device and node.host_pages is None
         n_pages = len(node.key) // (self._page_size * TOKEN_BYTES) if lacks_kv else 0
-        self.hold(parent)
+        for one in (parent, node):  # neither what it stands on nor a copy of its own may make room for it
+            self.hold(one)
         found = self.arena.alloc(pages=n_pages, slots=1) if self.room(pages=n_pages, slots=1) else None
-        self.let_go(parent)
+        for one in (node, parent):
+            self.let_go(one)
         if found is None:
             return False
         pages, slots = found

@@ -23,21 +23,30 @@ class StoredSegment:
     state: memoryview
 
 
-def store_copy(tree: PrefixTree, node: Node, key: bytes) -> StoreCopy | None:
-    """The order that gives a node with a state on the device to the disk, with the KV since the last such node above it.
+def store_copies(tree: PrefixTree, node: Node, key: bytes) -> list[StoreCopy]:
+    """The orders that give the disk every state on the device down to `node`, each with the KV since the one above it.
 
-    None when the disk has been given it already. key: at least the node's tokens.
+    Not the last state alone: where prompts part, and where a prompt ended, others go on. What the disk was given is not given again.
+    key: at least the node's tokens.
     """
-    if node.stored or not node.state or node.parent is None:
-        return None
-    above = node.parent
-    while above.parent is not None and not above.stored:
-        above = above.parent
-    start = above.depth
-    pages = tree.path_pages(node)[start // tree.page_size :]
-    node.stored = True
+    path: list[Node] = []
+    step = node
+    while step.parent is not None:
+        path.append(step)
+        step = step.parent
+    pages = tree.path_pages(node)
     tokens = np.frombuffer(key, np.int32, node.depth)
-    return StoreCopy(tokens, start, node.depth, pages, node.state)
+    orders: list[StoreCopy] = []
+    start = 0
+    for step in reversed(path):
+        if not step.stored and not step.state:
+            continue
+        if not step.stored:
+            step.stored = True
+            span = pages[start // tree.page_size : step.depth // tree.page_size]
+            orders.append(StoreCopy(tokens[: step.depth], start, step.depth, span, step.state))
+        start = step.depth
+    return orders
 
 
 def adopt_stored(tree: PrefixTree, key: bytes, segments: Sequence[StoredSegment]) -> int:

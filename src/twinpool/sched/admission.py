@@ -11,11 +11,12 @@ from twinpool.errors import BadRequest
 from twinpool.prefix.ghosts import restore_failed, restored
 from twinpool.prefix.node import Node
 from twinpool.prefix.stored import adopt_stored
-from twinpool.prefix.tree import Lock, Match
+from twinpool.prefix.tree import Lock, Match, PrefixTree
 from twinpool.request import Phase, Request, Reuse
 from twinpool.sched.book import Book
 from twinpool.sched.retract import CLIP_NEW_TOKENS, reserved_tokens
 from twinpool.sched.sequence import Sequence, new_page_table
+from twinpool.sched.storage import Fetched
 from twinpool.step import Joined, SlotOrder
 from twinpool.units import ceil_div
 
@@ -43,14 +44,23 @@ def check_can_ever_fit(book: Book, request: Request) -> None:
 
 def has_been_fetched(book: Book, request: Request) -> bool:
     """Whether nothing of this request's prefix is still being read from the disk; what was read hangs in the tree then."""
-    if book.storage is None or request.rid in book.fetched_tokens:
+    if book.storage is None or request.rid in book.fetched:
         return True
     segments = book.storage.poll(request.rid)
     if segments is None:
         return False
-    key = request.key(request.n_tokens)
-    book.fetched_tokens[request.rid] = adopt_stored(book.tree, key, segments) if segments else 0
+    fetched = Fetched()
+    if segments:
+        start = in_memory_tokens(book.tree, request)
+        fetched = Fetched(start, adopt_stored(book.tree, request.key(request.n_tokens), segments))
+    book.fetched[request.rid] = fetched
     return True
+
+
+def in_memory_tokens(tree: PrefixTree, request: Request) -> int:
+    """How much of a waiting request device and host can resume together (a probe: nothing moves)."""
+    match = tree.match(request.key(request.n_tokens), limit_tokens=request.n_tokens - 1, touch=False)
+    return match.host_node.depth if match.host_node is not None else match.resume_len
 
 
 def try_admit(book: Book, request: Request) -> Sequence | None:
@@ -125,7 +135,8 @@ def _resume_restored(book: Book, request: Request, match: Match) -> _Resumed | N
     if lock is None:
         return None
     tokens = node.depth - match.resume_len
-    read = max(0, min(tokens, book.fetched_tokens.get(request.rid, 0) - match.resume_len))
+    fetched = book.fetched.get(request.rid, Fetched())
+    read = max(0, min(node.depth, fetched.end) - max(match.resume_len, fetched.start))
     return _Resumed(node, restored(match.reuse, tokens=tokens, from_storage=read), lock)
 
 
@@ -133,7 +144,7 @@ def _start(book: Book, sequence: Sequence, reuse: Reuse) -> None:
     """Move the request from the queue to the running ones."""
     request = sequence.request
     book.waiting.remove(request)
-    book.fetched_tokens.pop(request.rid, None)
+    book.fetched.pop(request.rid, None)
     book.running[request.rid] = sequence
     request.phase = Phase.PREFILL
     if request.first_scheduled_s is None:

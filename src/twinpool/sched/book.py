@@ -12,7 +12,7 @@ from twinpool.sched.queue import WaitQueue
 from twinpool.sched.retract import NewTokenRatio
 from twinpool.sched.sequence import Sequence
 from twinpool.sched.shape import SchedulerShape
-from twinpool.sched.storage import Storage
+from twinpool.sched.storage import Fetched, Storage
 from twinpool.step import Joined, Order, Row, TokenLogprob
 
 
@@ -55,7 +55,7 @@ class Retraction:
 class Book:
     """Everything the scheduling functions share. `running` keeps admission order.
 
-    fetched_tokens: for waiting requests whose prefix was read from the disk, how far it can be resumed from.
+    fetched: for waiting requests that need not wait for the disk any more, what came from there.
     """
 
     shape: SchedulerShape
@@ -74,7 +74,7 @@ class Book:
     retractions: list[Retraction] = field(default_factory=list)
     totals: Totals = field(default_factory=Totals)
     storage: Storage | None = None
-    fetched_tokens: dict[int, int] = field(default_factory=dict)
+    fetched: dict[int, Fetched] = field(default_factory=dict)
 
     def tell(self, delta: Delta) -> None:
         """Queue news for the request's owner; a finish stamps the request."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twinpool.prefix.stored import store_copy
+from twinpool.prefix.stored import store_copies
 from twinpool.sched.book import Book
 from twinpool.sched.sequence import Sequence, Tracked
 from twinpool.step import Row, SlotOrder
@@ -100,9 +100,7 @@ def _store(book: Book, sequence: Sequence) -> None:
     if book.storage is None:
         return
     node = sequence.lock.node
-    order = store_copy(book.tree, node, sequence.request.key(node.depth))
-    if order is not None:
-        book.orders.append(order)
+    book.orders += store_copies(book.tree, node, sequence.request.key(node.depth))
 
 
 def _last_resumable(book: Book, sequence: Sequence) -> Tracked | None:

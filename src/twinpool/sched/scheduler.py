@@ -8,7 +8,7 @@ from twinpool.memory.pools import Pool
 from twinpool.memory.snapshot import PoolCounts
 from twinpool.prefix.tree import PrefixTree
 from twinpool.request import Finish, Phase, Request
-from twinpool.sched.admission import check_can_ever_fit
+from twinpool.sched.admission import check_can_ever_fit, in_memory_tokens
 from twinpool.sched.batch import build, build_run, pages_short_for_decode
 from twinpool.sched.book import Book, Delta, Retraction
 from twinpool.sched.commit import apply, release_if_finished
@@ -71,8 +71,7 @@ class Scheduler:
         """Begin to read what the disk has of a new request's prefix and memory has not."""
         if self.book.storage is None:
             return
-        match = self.book.tree.match(request.key(request.n_tokens), limit_tokens=request.n_tokens - 1, touch=False)
-        in_memory = match.host_node.depth if match.host_node is not None else match.resume_len
+        in_memory = in_memory_tokens(self.book.tree, request)
         self.book.storage.look(request.rid, request.tokens[: request.n_tokens - 1], in_memory_tokens=in_memory)
 
     def finish(self, rid: int, finish: Finish) -> bool:
@@ -80,7 +79,7 @@ class Scheduler:
         waiting = self.book.waiting.find(rid)
         if waiting is not None:
             self.book.waiting.remove(waiting)
-            self.book.fetched_tokens.pop(rid, None)
+            self.book.fetched.pop(rid, None)
             if self.book.storage is not None:
                 self.book.storage.forget(rid)
             waiting.phase = Phase.FINISHED

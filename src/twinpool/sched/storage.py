@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from twinpool.prefix.stored import StoredSegment
 from twinpool.request import Int32Array
+
+
+class Fetched(NamedTuple):
+    """Tokens [start, end) of a waiting request's prefix came from the disk: memory could be resumed from `start` before that."""
+
+    start: int = 0
+    end: int = 0
 
 
 class Storage(Protocol):

@@ -58,6 +58,7 @@ async def server_info(request: Request) -> Response:
     service = service_of(request)
     info = _server_info(service)
     info["internal_states"][0]["hicache"] = await _hicache(service)
+    info["internal_states"][0]["hicache_storage"] = _plain(service.engine.view_disk())
     return JSONResponse(info)
 
 

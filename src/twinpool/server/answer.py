@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from twinpool.request import Finish, Request
 from twinpool.server.bridge import Stream
 from twinpool.server.http_errors import GenerationFailed
 from twinpool.server.service import Job
+from twinpool.server.stats import STORAGE_BACKEND
 from twinpool.step import TokenLogprob
 
 
@@ -56,6 +57,11 @@ async def _whole(stream: Stream) -> Answer:
     return answer
 
 
+def cached_details(by_tier: Mapping[str, int]) -> dict[str, Any]:
+    """Reused tokens by where they were (Reuse.by_tier), and the name of the storage if some came from there (reference 7.2)."""
+    return {**by_tier, "storage_backend": STORAGE_BACKEND} if "storage" in by_tier else dict(by_tier)
+
+
 def usage(job: Job, answers: Sequence[Answer], *, report_cached: bool) -> dict[str, Any]:
     """OpenAI's usage object. A prompt and its cached tokens count once, whatever n is (reference 7.2)."""
     prompt_tokens = sum(len(prompt.tokens) for prompt in job.prompts)
@@ -65,7 +71,7 @@ def usage(job: Job, answers: Sequence[Answer], *, report_cached: bool) -> dict[s
         by_tier: Counter[str] = Counter()
         for answer in answers[:: job.n]:
             by_tier.update(answer.request.reuse.by_tier)
-        details = {"cached_tokens": by_tier.total(), "cached_tokens_details": dict(by_tier)}
+        details = {"cached_tokens": by_tier.total(), "cached_tokens_details": cached_details(by_tier)}
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,

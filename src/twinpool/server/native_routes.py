@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 
 from twinpool.engine.text import Tokenizer
 from twinpool.request import Finish, Reuse
-from twinpool.server.answer import Answer, collect
+from twinpool.server.answer import Answer, cached_details, collect
 from twinpool.server.native_protocol import NATIVE_REFUSED, GenerateBody
 from twinpool.server.openai_routes import service_of
 from twinpool.server.protocol import read
@@ -69,7 +69,7 @@ class _Shape:
             "prompt_tokens": request.prompt_len,
             "completion_tokens": len(answer.tokens),
             "cached_tokens": request.reuse.reused,
-            "cached_tokens_details": request.reuse.by_tier,
+            "cached_tokens_details": cached_details(request.reuse.by_tier),
             "reuse": _reuse(request.reuse),
         }
         if self.wants_logprobs:
@@ -89,6 +89,7 @@ def _reuse(reuse: Reuse) -> dict[str, Any]:
         "kv_matched": reuse.kv_matched,
         "reused": reuse.reused,
         "from_host": reuse.from_host,
+        "from_storage": reuse.from_storage,
         "gaps": dict(reuse.gaps),
     }
 

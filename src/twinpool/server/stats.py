@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from twinpool.engine.core import Engine, Output, StepReport
+from twinpool.engine.disk import DiskCounts
 from twinpool.engine.tier import HostCounts
 from twinpool.memory.ledger import Ledger
 from twinpool.prefix.host import HostTotals
@@ -11,6 +12,11 @@ from twinpool.sched.book import Retraction
 from twinpool.server.meters import Meters
 from twinpool.units import to_gib
 
+STORAGE_BACKEND = "file"  # the one there is
+# Fields of DiskStats that count what happened to segments.
+DISK_EVENTS = (
+    "written", "already_there", "read", "evicted", "no_room", "no_parent", "damaged", "vanished", "failed", "leftovers",
+)  # fmt: skip
 _WINDOW_S = 1.0
 
 
@@ -85,7 +91,8 @@ class EngineStats:
         meters, reuse = self._meters, request.reuse
         meters.add("sglang:prompt_tokens_total", request.prompt_len)
         for source, tokens in reuse.by_tier.items():
-            meters.add("sglang:cached_tokens_total", tokens, source)
+            cache_source = f"storage_{STORAGE_BACKEND}" if source == "storage" else source
+            meters.add("sglang:cached_tokens_total", tokens, cache_source)
             meters.add("sglang:prefill_effective_tokens_total", tokens, f"{source}_hit")
         meters.add("sglang:cached_tokens_total", reuse.reused, "total")
         meters.add("sglang:realtime_tokens_total", reuse.reused, "prefill_cache")
@@ -113,12 +120,12 @@ def declare_labels(meters: Meters) -> None:
     """Report 0 for every label value from the start, so that rates over the first minutes are right."""
     for reason in REUSE_GAPS:
         meters.add("twinpool:reuse_gap_tokens_total", 0, reason)
-    for source in ("device", "host", "total"):
+    for source in ("device", "host", f"storage_{STORAGE_BACKEND}", "total"):
         meters.add("sglang:cached_tokens_total", 0, source)
     for mode in ("prefill_compute", "prefill_cache", "decode"):
         meters.add("sglang:realtime_tokens_total", 0, mode)
     _set_host_pools(meters, HostTotals())
-    for mode in ("input", "device_hit", "host_hit"):
+    for mode in ("input", "device_hit", "host_hit", "storage_hit"):
         meters.add("sglang:prefill_effective_tokens_total", 0, mode)
 
 
@@ -185,6 +192,9 @@ def set_gauges(meters: Meters, engine: Engine, stats: EngineStats) -> None:
         meters.set("twinpool:state_slots", count, holder)
     if snapshot.host is not None:
         _set_host(meters, snapshot.host)
+    disk = engine.view_disk()
+    if disk is not None:
+        _set_disk(meters, disk)
 
 
 def _set_host(meters: Meters, host: HostCounts) -> None:
@@ -196,6 +206,25 @@ def _set_host(meters: Meters, host: HostCounts) -> None:
     meters.set("sglang:hicache_host_mamba_total_states", host.total_states)
     meters.set("sglang:load_back_bytes_total", host.loaded_bytes)
     meters.set("sglang:hicache_backup_bytes_total", host.saved_bytes)
+
+
+def _set_disk(meters: Meters, disk: DiskCounts) -> None:
+    """The disk tier's occupancy and traffic."""
+    store = disk.store
+    gauges = {
+        "twinpool:disk_segments": store.segments,
+        "twinpool:disk_used_bytes": store.used_bytes,
+        "twinpool:disk_limit_bytes": store.limit_bytes,
+        "twinpool:disk_pending_bytes": disk.pending_bytes,
+        "sglang:prefetched_tokens_total": disk.fetched_tokens,
+        "sglang:backuped_tokens_total": store.written_tokens,
+        "twinpool:disk_late_requests_total": disk.late_requests,
+    }
+    for name, value in gauges.items():
+        meters.set(name, value)
+    for event in DISK_EVENTS:
+        meters.set("twinpool:disk_segments_total", getattr(store, event), event)
+    meters.set("twinpool:disk_segments_total", disk.dropped_segments, "dropped")
 
 
 def _set_host_pools(meters: Meters, totals: HostTotals) -> None:

@@ -38,7 +38,7 @@ log = logging.getLogger("twinpool.storage")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskStats:
-    """What is there, and what happened since the start, in segments.
+    """What is there, and what happened since the start, in segments; written_tokens: KV tokens of those written.
 
     written, read: whole and verified; already_there: a put that was not needed; evicted: by this server; no_room, no_parent: puts
     refused; damaged: files that failed their checksum; vanished: files that somebody else removed; failed: calls that met trouble with
@@ -49,6 +49,7 @@ class DiskStats:
     used_bytes: int
     limit_bytes: int
     written: int = 0
+    written_tokens: int = 0
     already_there: int = 0
     read: int = 0
     evicted: int = 0
@@ -216,6 +217,7 @@ class DiskStore:
             if written_ns is not None:
                 replaced = self._index.add(Entry(info, size_bytes, self._stamp(written_ns)))
                 self._counts["written"] += 1
+                self._counts["written_tokens"] += info.end - info.start
         if replaced is not None and replaced.info != info:
             self._remove([replaced.info])
 

@@ -11,6 +11,7 @@ from tests.unit.server.fakes import Fake, make_fake, said
 from tests.unit.server.test_admin import samples
 from twinpool.memory.host import HostArena
 from twinpool.request import Reuse
+from twinpool.server.answer import cached_details
 
 PAGE_BYTES, SLOT_BYTES = 8, 32
 LETTERS = "abcdef"
@@ -43,7 +44,8 @@ def test_responses_say_where_the_tokens_were(client: TestClient) -> None:
     meta = say(client, "a")
     assert meta["cached_tokens"] == 8
     assert meta["cached_tokens_details"] == {"device": 0, "host": 8}
-    assert meta["reuse"] == {"kv_matched": 11, "reused": 8, "from_host": 8, "gaps": {"no_checkpoint": 3, "new": 1}}
+    gaps = {"no_checkpoint": 3, "new": 1}
+    assert meta["reuse"] == {"kv_matched": 11, "reused": 8, "from_host": 8, "from_storage": 0, "gaps": gaps}
     meta = say(client, "a")
     assert meta["cached_tokens_details"] == {"device": 11, "host": 0}
     for letter in LETTERS[1:]:
@@ -56,6 +58,12 @@ def test_responses_say_where_the_tokens_were(client: TestClient) -> None:
 def test_tiers_add_up() -> None:
     assert Reuse(prompt=20, reused=12, from_host=5).by_tier == {"device": 7, "host": 5}
     assert Reuse(prompt=20, reused=12, from_host=5, from_storage=4).by_tier == {"device": 3, "host": 5, "storage": 4}
+
+
+def test_tokens_from_the_disk_name_their_storage() -> None:
+    assert cached_details({"device": 3, "host": 5}) == {"device": 3, "host": 5}
+    details = cached_details({"device": 3, "host": 5, "storage": 4})
+    assert details == {"device": 3, "host": 5, "storage": 4, "storage_backend": "file"}
 
 
 def test_server_info(client: TestClient) -> None:

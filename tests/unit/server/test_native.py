@@ -18,7 +18,7 @@ def test_reply_and_reuse(client: TestClient) -> None:
     assert meta["id"] == "mine"
     assert (meta["prompt_tokens"], meta["completion_tokens"], meta["cached_tokens"]) == (10, 6, 0)
     assert meta["finish_reason"] == {"type": "length", "length": 6}
-    assert meta["reuse"] == {"kv_matched": 0, "reused": 0, "from_host": 0, "gaps": {"new": 10}}
+    assert meta["reuse"] == {"kv_matched": 0, "reused": 0, "from_host": 0, "from_storage": 0, "gaps": {"new": 10}}
     assert meta["e2e_latency"] >= 0
     meta = client.post("/generate", json=body).json()["meta_info"]
     assert meta["cached_tokens"] == meta["reuse"]["reused"] == 8

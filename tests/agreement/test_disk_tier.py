@@ -1,0 +1,246 @@
+"""Real tensors through the disk tier: after a restart greedy tokens and the bits of their log-probabilities are those of a run without
+any cache, whatever has happened to the folder."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.agreement.llm_runs import Said, checkpoint, conversation, greedy, prompt, say_alone, tiny_llm
+from twinpool import LLM
+from twinpool.engine.disk import DiskTier
+from twinpool.errors import ConfigError
+from twinpool.storage import files, workers
+
+STRATEGIES = {
+    "extra_buffer": {"mamba_radix_cache_strategy": "extra_buffer"},
+    "extra_buffer, no overlap": {"mamba_radix_cache_strategy": "extra_buffer", "disable_overlap_schedule": True},
+    "extra_buffer, pages of 16": {"mamba_radix_cache_strategy": "extra_buffer", "page_size": 16},
+    "lazy": {"mamba_radix_cache_strategy": "extra_buffer_lazy"},
+    "lazy, pages of 16": {"mamba_radix_cache_strategy": "extra_buffer_lazy", "page_size": 16},
+    "no_buffer": {"mamba_radix_cache_strategy": "no_buffer", "disable_overlap_schedule": True},
+}
+HOST = {"enable_hierarchical_cache": True, "hicache_size": 0.02, "mamba_track_interval": 64, "chunked_prefill_size": 96}
+N_TOKENS = 20
+SEED = 10
+
+
+@cache
+def alone() -> Said:
+    """What the conversation's prompts say one by one without any cache."""
+    return say_alone(checkpoint("qwen3_5"), conversation(SEED), greedy(N_TOKENS))
+
+
+@contextmanager
+def disk_llm(path: Path, folder: Path | None = None, **options: object) -> Iterator[LLM]:
+    """An LLM over a disk tier that is waited for, and that reads short prefixes, too."""
+    settings = {
+        "hicache_storage_backend": "file", "hicache_storage_path": str(path), "hicache_storage_size": 1.0,
+        "hicache_storage_prefetch_policy": "wait_complete", **HOST, **options,
+    }  # fmt: skip
+    with tiny_llm(folder or checkpoint("qwen3_5"), **settings) as llm:
+        tier(llm).threshold_tokens = 16
+        yield llm
+
+
+def tier(llm: LLM) -> DiskTier:
+    disk = llm.engine.scheduler.book.storage
+    assert isinstance(disk, DiskTier)
+    return disk
+
+
+def from_disk(llm: LLM, expected: Said | None = None, seed: int = SEED) -> int:
+    """Run the prompts in one batch, compare, and count the tokens that came from the disk."""
+    done = llm.generate(conversation(seed), greedy(N_TOKENS))
+    said = [(c.token_ids, tuple(p.logprob for p in c.logprobs)) for c in done]
+    assert said == (alone() if expected is None else expected)
+    for one in done:
+        assert sum(one.reuse.by_tier.values()) == one.reuse.reused
+    return sum(one.reuse.from_storage for one in done)
+
+
+def files_of(path: Path) -> list[Path]:
+    return sorted(path.glob("*.safetensors"))
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """A folder that a server with the default strategy has written and left."""
+    with disk_llm(tmp_path) as llm:
+        assert from_disk(llm) == 0
+    assert len(files_of(tmp_path)) >= 4
+    return tmp_path
+
+
+@pytest.mark.parametrize("policy", ["write_through", "write_through_selective", "write_back"])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_restart_resumes_from_the_disk_and_says_the_same(tmp_path: Path, name, policy) -> None:
+    options = {"hicache_write_policy": policy, **STRATEGIES[name]}
+    with disk_llm(tmp_path, **options) as llm:
+        assert from_disk(llm) == 0
+        assert from_disk(llm) == 0, "all of it is in memory"
+    with disk_llm(tmp_path, **options) as llm:
+        assert from_disk(llm) > 100
+        counts = tier(llm).counts()
+        assert counts.fetched_tokens > 100
+        assert counts.store.damaged == counts.store.failed == 0
+        llm.flush_cache()
+        assert from_disk(llm) > 100, "a flush does not touch the disk"
+    with disk_llm(tmp_path, **options) as llm:
+        for turn, ids in enumerate(conversation(SEED)):  # one by one, so that each reads for itself
+            (done,) = llm.generate([ids], greedy(N_TOKENS))
+            assert (done.token_ids, tuple(p.logprob for p in done.logprobs)) == alone()[turn]
+
+
+def test_a_conversation_goes_on_over_restarts(tmp_path: Path) -> None:
+    """Five servers, one turn each: every turn but the first starts from the disk, and each writes what it adds only."""
+    ids = prompt(3, 70)
+    for turn in range(5):
+        with disk_llm(tmp_path) as llm:
+            (done,) = llm.generate([ids], greedy(N_TOKENS))
+        assert (done.token_ids, tuple(p.logprob for p in done.logprobs)) == say_alone(
+            checkpoint("qwen3_5"), [ids], greedy(N_TOKENS)
+        )[0]
+        assert done.reuse.from_storage == (len(ids) - 8 if turn else 0)
+        spans = [tuple(map(int, path.stem.split("-")[3:])) for path in files_of(tmp_path)]
+        assert sum(end - start for start, end in spans) == max(end for _, end in spans) == len(ids) + N_TOKENS - 1
+        ids = [*ids, *done.token_ids, *prompt(50 + turn, 7)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "family"), [("bfloat16", "qwen3_next"), ("bfloat16", "qwen3_5_moe"), ("float32", "qwen3_next")]
+)
+def test_every_dtype_comes_back_bit_by_bit(tmp_path: Path, dtype, family) -> None:
+    folder = checkpoint(family, dtype=dtype)
+    options = {"mamba_ssm_dtype": "bfloat16" if dtype == "bfloat16" else "float32"}
+    with disk_llm(tmp_path, folder, **options) as llm:
+        expected: Said = []
+        for ids in conversation(SEED):
+            llm.engine.flush_cache()
+            done = llm.generate([ids], greedy(N_TOKENS))[0]
+            expected.append((done.token_ids, tuple(p.logprob for p in done.logprobs)))
+    with disk_llm(tmp_path, folder, **options) as llm:
+        assert from_disk(llm, expected) > 100
+
+
+@pytest.mark.parametrize(
+    "change", [{"dtype": "bfloat16"}, {"page_size": 16}, {"mamba_ssm_dtype": "bfloat16"}, {"kv_cache_dtype": "bfloat16"}],
+    ids=str,
+)  # fmt: skip
+def test_another_dtype_or_page_size_finds_nothing(written: Path, change) -> None:
+    before = files_of(written)
+    with disk_llm(written, **change) as llm:
+        llm.generate(conversation(SEED), greedy(N_TOKENS))
+        counts = tier(llm).counts()
+        assert counts.fetched_tokens == counts.store.read == 0
+    assert set(before) < set(files_of(written)), "both keep their files in one folder"
+    with disk_llm(written) as llm:
+        assert from_disk(llm) > 100
+
+
+def test_another_model_finds_nothing(written: Path) -> None:
+    with disk_llm(written, checkpoint("qwen3_next")) as llm:
+        llm.generate(conversation(SEED), greedy(N_TOKENS))
+        assert tier(llm).counts().fetched_tokens == 0
+
+
+def damage(path: Path, how: str) -> None:
+    data = bytearray(path.read_bytes())
+    if how == "flipped":
+        data[len(data) // 2] ^= 1
+    elif how == "cut":
+        del data[-100:]
+    elif how == "empty":
+        data.clear()
+    elif how == "longer":
+        data += b"x"
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("which", ["first", "all"])
+@pytest.mark.parametrize("how", ["flipped", "cut", "empty", "longer", "gone"])
+def test_damaged_files_are_misses(written: Path, how, which) -> None:
+    with disk_llm(written) as llm:  # its index is older than the damage
+        for path in files_of(written)[: 1 if which == "first" else None]:
+            path.unlink() if how == "gone" else damage(path, how)
+        read = from_disk(llm)
+        store = tier(llm).store.stats
+        if which == "all":
+            assert read == 0
+            assert (store.vanished if how == "gone" else store.damaged) > 0
+    with disk_llm(written) as llm:
+        assert from_disk(llm) > 100, "it was written again"
+
+
+def test_two_servers_on_one_folder(tmp_path: Path) -> None:
+    with disk_llm(tmp_path) as first, disk_llm(tmp_path) as second:
+        assert from_disk(first) == 0
+        tier(first).writer.flush()
+        tier(second).store.refresh()
+        assert from_disk(second) > 100
+        first.flush_cache()
+        for path in files_of(tmp_path):
+            path.unlink()
+        assert from_disk(first) == 0
+        assert tier(first).store.stats.vanished > 0
+
+
+@pytest.mark.parametrize("policy", ["timeout", "best_effort", "wait_complete"])
+def test_every_prefetch_policy_says_the_same(written: Path, policy) -> None:
+    with disk_llm(written, hicache_storage_prefetch_policy=policy) as llm:
+        read = from_disk(llm)
+        late = tier(llm).counts().late_requests
+        if policy != "best_effort":
+            assert read > 100
+            assert late == 0
+
+
+def test_a_slow_disk_is_not_waited_for(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file takes a tenth of a second, a request waits for a hundredth."""
+    read_whole = files.read_whole
+    monkeypatch.setattr(files, "read_whole", lambda *args: (time.sleep(0.1), read_whole(*args))[1])
+    monkeypatch.setattr(workers, "_WAIT_BASE_S", 0.01)
+    with disk_llm(written, hicache_storage_prefetch_policy="timeout") as llm:
+        assert from_disk(llm) == 0
+        assert tier(llm).counts().late_requests > 0
+
+
+def test_a_size_that_holds_little_keeps_the_limit(tmp_path: Path) -> None:
+    with disk_llm(tmp_path, hicache_storage_size=0.0001) as llm:
+        for _ in range(2):
+            from_disk(llm)
+            llm.flush_cache()
+    assert sum(path.stat().st_size for path in files_of(tmp_path)) <= 100_000
+    with disk_llm(tmp_path, hicache_storage_size=0.0001) as llm:
+        from_disk(llm)
+
+
+def test_a_size_that_holds_nothing_is_refused(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"needs room for a page and a state.*raise --hicache-storage-size"),
+        disk_llm(tmp_path, hicache_storage_size=1e-6),
+    ):
+        pass
+
+
+def test_a_disk_that_breaks_costs_hits_and_is_said_once(tmp_path: Path, monkeypatch, caplog) -> None:
+    def full(*args: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with disk_llm(tmp_path) as llm:
+        monkeypatch.setattr("twinpool.storage.files.write_whole", full)
+        assert from_disk(llm) == 0
+        llm.flush_cache()
+        assert from_disk(llm) == 0
+        tier(llm).writer.flush()
+        store = tier(llm).store.stats
+        assert (store.written, store.segments) == (0, 0)
+        assert store.failed >= 2
+    assert len([line for line in caplog.messages if "goes on without" in line]) == 1
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,160 @@
+"""The disk tier of an engine: which model a folder's files are of, how long a request waits, and what is counted."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.tiny_models import tiny_checkpoint
+from tests.unit.engine.test_boot import boot
+from tests.unit.storage.small import FILE_BYTES, SMALL, put_chain, store_at
+from twinpool.engine.disk import DiskTier, model_digest
+from twinpool.errors import ConfigError
+from twinpool.step import StoreCopy
+from twinpool.storage.store import DiskStore
+from twinpool.storage.workers import Fetch
+
+TOKENS = np.arange(400, dtype=np.int32)
+
+
+def tier_over(store: DiskStore, *, policy: str = "wait_complete", threshold_tokens: int = 1) -> DiskTier:
+    return DiskTier(store, policy=policy, threshold_tokens=threshold_tokens)
+
+
+def wait(tier: DiskTier, rid: int) -> list[tuple[int, int]]:
+    """Spans of what was read."""
+    read = None
+    while read is None:
+        read = tier.poll(rid)
+    return [(one.start, one.end) for one in read]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("qwen3_5", tmp_path_factory.mktemp("disk"))
+
+
+def copy_of(folder: Path, to: Path) -> Path:
+    to.mkdir()
+    for path in folder.iterdir():
+        (to / path.name).write_bytes(path.read_bytes())
+    return to
+
+
+def test_a_models_digest_is_of_what_it_computes_with(tiny: Path, tmp_path: Path) -> None:
+    other = copy_of(tiny, tmp_path / "copy")
+    assert model_digest(other) == model_digest(tiny)
+    weights = next(other.glob("*.safetensors"))
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    tuned = model_digest(other)
+    (other / "config.json").write_text((other / "config.json").read_text() + " ")
+    assert len({model_digest(tiny), tuned, model_digest(other)}) == 3
+
+
+def test_only_what_memory_lacks_is_read(tmp_path: Path) -> None:
+    store = store_at(tmp_path)
+    put_chain(store, TOKENS.tolist(), [64, 128, 256, 400])
+    tier = tier_over(store)
+    tier.look(1, TOKENS, in_memory_tokens=128)
+    assert wait(tier, 1) == [(128, 256), (256, 400)]
+    tier.look(2, TOKENS, in_memory_tokens=100)
+    assert wait(tier, 2) == [(64, 128), (128, 256), (256, 400)]
+    tier.look(3, TOKENS[:399], in_memory_tokens=0)
+    assert wait(tier, 3) == [(0, 64), (64, 128), (128, 256)]
+    tier.look(4, TOKENS, in_memory_tokens=400)
+    assert wait(tier, 4) == []
+    assert tier.counts().fetched_tokens == 272 + 336 + 256
+    tier.close()
+
+
+@pytest.mark.parametrize(("in_memory", "found"), [(144, [(128, 256), (256, 400)]), (145, [])])
+def test_less_than_256_tokens_are_not_worth_it(tmp_path: Path, in_memory, found) -> None:
+    store = store_at(tmp_path)
+    put_chain(store, TOKENS.tolist(), [128, 256, 400])
+    tier = DiskTier(store, policy="wait_complete")
+    tier.look(1, TOKENS, in_memory_tokens=in_memory)
+    assert wait(tier, 1) == found
+    tier.close()
+
+
+def test_a_turn_is_written_and_found(tmp_path: Path) -> None:
+    tier = tier_over(store_at(tmp_path))
+    pages = np.arange(2, dtype=np.int32)
+    for start, end in ((0, 8), (8, 16)):
+        order = StoreCopy(TOKENS[:end], start, end, pages, 1)
+        tier.put(order, memoryview(bytes(2 * SMALL.page_bytes)), memoryview(bytes(SMALL.slot_bytes)))
+    tier.writer.flush()
+    counts = tier.counts()
+    assert (counts.store.written, counts.store.written_tokens, counts.pending_bytes) == (2, 16, 0)
+    tier.look(1, TOKENS[:17], in_memory_tokens=0)
+    assert wait(tier, 1) == [(0, 8), (8, 16)]
+    tier.close()
+
+
+class Slow:
+    """A store whose reads wait until they may."""
+
+    def __init__(self, store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may = threading.Event()
+        read = store.read
+        monkeypatch.setattr(store, "read", lambda info: (self.may.wait(10), read(info))[1])
+
+
+@pytest.mark.parametrize("policy", ["timeout", "best_effort"])
+def test_a_policy_that_does_not_wait_goes_on_without(tmp_path: Path, monkeypatch, policy) -> None:
+    store = store_at(tmp_path)
+    put_chain(store, TOKENS.tolist(), [64, 128])
+    slow = Slow(store, monkeypatch)
+    monkeypatch.setattr(Fetch, "timeout_s", 0.01)
+    tier = tier_over(store, policy=policy)
+    tier.look(1, TOKENS, in_memory_tokens=0)
+    assert wait(tier, 1) == []
+    assert tier.counts().late_requests == 1
+    slow.may.set()
+    tier.close()
+
+
+def test_a_request_that_leaves_is_read_no_more(tmp_path: Path, monkeypatch) -> None:
+    store = store_at(tmp_path)
+    put_chain(store, TOKENS.tolist(), [64, 128])
+    slow = Slow(store, monkeypatch)
+    tier = tier_over(store)
+    tier.look(1, TOKENS, in_memory_tokens=0)
+    assert tier.poll(1) is None
+    tier.forget(1)
+    tier.forget(1)
+    assert wait(tier, 1) == []
+    slow.may.set()
+    tier.close()
+    assert store.stats.read <= 1
+
+
+def test_a_boot_says_what_the_folder_has(tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    put_chain(store_at(tmp_path), TOKENS.tolist(), [4])
+    disk = {"hicache_storage_backend": "file", "hicache_storage_path": str(tmp_path), "hicache_storage_size": 2.0}
+    with caplog.at_level(logging.INFO, "twinpool.engine"):
+        engine = boot(tiny, enable_hierarchical_cache=True, hicache_size=0.02, **disk)
+    counts = engine.view_disk()
+    engine.close()
+    assert f"HiCache storage in {tmp_path}: 1 segments of all models, 0.00 of 2.00 GB." in caplog.messages
+    assert counts is not None
+    assert (counts.path, counts.store.used_bytes) == (str(tmp_path), FILE_BYTES)
+
+
+def test_without_a_folder_there_is_none(tiny: Path) -> None:
+    engine = boot(tiny, enable_hierarchical_cache=True, hicache_size=0.02)
+    assert engine.view_disk() is None
+    engine.close()
+
+
+def test_a_folder_that_is_a_file_is_refused(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    disk = {"hicache_storage_backend": "file", "hicache_storage_path": str(tmp_path / "file")}
+    with pytest.raises(ConfigError, match="needs a folder that can be made and written"):
+        boot(tiny, enable_hierarchical_cache=True, hicache_size=0.02, **disk)
