@@ -7,6 +7,7 @@ import re
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
+GB = 10**9  # of bandwidths, and of the host flags and lines of the reference
 
 _SIZE_LIMIT_BYTES = 1 << 63
 _SUFFIXES = {

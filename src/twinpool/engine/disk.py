@@ -17,9 +17,8 @@ from twinpool.storage.format import Segment
 from twinpool.storage.keys import Fingerprint
 from twinpool.storage.store import DiskStats, DiskStore
 from twinpool.storage.workers import Fetch, Prefetcher, StoreWriter
-from twinpool.units import GIB
+from twinpool.units import GB, GIB
 
-GB = 10**9  # the unit of --hicache-storage-size
 MAX_PENDING_BYTES = GIB  # of what waits to be written
 PREFETCH_THRESHOLD_TOKENS = 256  # reference 5.5
 _SAMPLES, _SAMPLE_BYTES = 64, 1 << 16  # of each file of weights

@@ -6,9 +6,8 @@ from twinpool.config.resolve import Resolved
 from twinpool.errors import MemoryRefusal
 from twinpool.memory.host import HostArena
 from twinpool.memory.ledger import Ledger
-from twinpool.units import GIB, ceil_div, format_bytes
+from twinpool.units import GB, GIB, ceil_div, format_bytes
 
-GB = 10**9  # the unit of --hicache-size and of the host lines, as in the reference
 DEFAULT_RATIO = 2.0
 HELD_BACK_BYTES, HELD_BACK_SHARE = 10 * GIB, 0.2  # of the host's memory for everything else: the less of the two
 

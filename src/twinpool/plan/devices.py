@@ -12,9 +12,8 @@ from importlib import resources
 from typing import Any
 
 from twinpool.errors import ConfigError
-from twinpool.units import GIB
+from twinpool.units import GB, GIB
 
-_GB = 10**9
 _TERA = 10**12
 
 
@@ -79,11 +78,11 @@ def _device(row: Mapping[str, Any]) -> Device:
         aliases=tuple(row["aliases"]),
         memory_bytes=round(row["memory_gib"] * GIB),
         context_bytes=round(row["context_gib"] * GIB),
-        bandwidth_bytes_per_s=row["bandwidth_gb_s"] * _GB,
+        bandwidth_bytes_per_s=row["bandwidth_gb_s"] * GB,
         bf16_flops=row["bf16_tflops"] * _TERA,
         fp8_flops=row["fp8_tflops"] * _TERA,
-        host_link_bytes_per_s=row["host_link_gb_s"] * _GB,
-        link_bytes_per_s=row["link_gb_s"] * _GB,
+        host_link_bytes_per_s=row["host_link_gb_s"] * GB,
+        link_bytes_per_s=row["link_gb_s"] * GB,
         unified=row["unified"],
         source=row["source"],
     )
