@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 FAMILIES = (
     "qwen3_5", "qwen3_5_moe", "qwen3_next", "granite", "granite_rope", "granite_moe", "lfm2", "lfm2_moe",
+    "nemotron", "nemotron_latent", "falcon", "falcon_plain", "bamba", "zamba", "zamba_rope",
 )  # fmt: skip
 VOCAB = 260  # 256 bytes, <|endoftext|>, <|im_start|>, <|im_end|>, one that no text makes
 EOS = 258
@@ -56,6 +57,33 @@ _LFM2_MOE: dict[str, Any] = {
     **_PLAIN, "layer_types": ["conv", "full_attention", "conv", "full_attention"], "num_dense_layers": 1,
     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "routed_scaling_factor": 1.5,
 }  # fmt: skip
+_NEMOTRON: dict[str, Any] = {
+    **{key: value for key, value in _PLAIN.items() if key != "num_hidden_layers"},
+    "layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention", "moe"], "head_dim": 16,
+    "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 16, "conv_kernel": 4, "chunk_size": 64,
+    "time_step_min": 0.3, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 16,
+    "moe_shared_expert_intermediate_size": 24, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5,
+}  # fmt: skip
+_MAMBA: dict[str, Any] = {
+    **_PLAIN, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_d_conv": 4,
+    "mamba_expand": 2, "mamba_chunk_size": 64, "time_step_limit": (0.1, 2.0),
+}  # fmt: skip
+_FALCON: dict[str, Any] = {
+    **_MAMBA, "num_hidden_layers": 3, "mamba_d_ssm": 64, "mamba_rms_norm": True, "mamba_norm_before_gate": True,
+    "lm_head_multiplier": 0.5, "embedding_multiplier": 3.0, "mlp_multipliers": [0.7, 0.6], "key_multiplier": 0.4,
+    "attention_in_multiplier": 0.8, "attention_out_multiplier": 0.9, "ssm_multipliers": [0.5, 0.6, 0.7, 1.2, 0.9],
+    "ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.7,
+}  # fmt: skip
+_FALCON_PLAIN: dict[str, Any] = {
+    **_MAMBA, "num_hidden_layers": 2, "mamba_d_ssm": 48, "mamba_d_head": 6, "mamba_rms_norm": False, "attention_bias": True,
+    "mamba_proj_bias": True, "projectors_bias": True, "mlp_bias": True, "head_dim": 16,
+}  # fmt: skip
+_ZAMBA: dict[str, Any] = {
+    **_PLAIN, "num_hidden_layers": 6, "layers_block_type": ["linear_attention", "hybrid"] * 3, "num_mem_blocks": 2,
+    "mamba_d_state": 16, "n_mamba_heads": 8, "mamba_ngroups": 2, "adapter_rank": 4, "chunk_size": 64, "time_step_min": 0.3,
+    "num_key_value_heads": 4, "tie_word_embeddings": True, "initializer_range": 0.15,
+}  # fmt: skip
+_ZAMBA_ROPE: dict[str, Any] = {"use_mem_rope": True, "use_shared_attention_adapter": True, "num_mem_blocks": 1}
 # Family -> configuration class, model class, what its config says.
 _CLASSES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", _COMMON),
@@ -66,6 +94,17 @@ _CLASSES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "granite_moe": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM", _GRANITE | _GRANITE_MOE),
     "lfm2": ("Lfm2Config", "Lfm2ForCausalLM", _LFM2),
     "lfm2_moe": ("Lfm2MoeConfig", "Lfm2MoeForCausalLM", _LFM2_MOE),
+    "nemotron": ("NemotronHConfig", "NemotronHForCausalLM", _NEMOTRON),
+    "nemotron_latent": (
+        "NemotronHConfig",
+        "NemotronHForCausalLM",
+        _NEMOTRON | {"moe_latent_size": 16, "mlp_bias": True},
+    ),
+    "falcon": ("FalconH1Config", "FalconH1ForCausalLM", _FALCON),
+    "falcon_plain": ("FalconH1Config", "FalconH1ForCausalLM", _FALCON_PLAIN),
+    "bamba": ("BambaConfig", "BambaForCausalLM", {**_MAMBA, "attn_layer_indices": [2]}),
+    "zamba": ("Zamba2Config", "Zamba2ForCausalLM", _ZAMBA),
+    "zamba_rope": ("Zamba2Config", "Zamba2ForCausalLM", _ZAMBA | _ZAMBA_ROPE),
 }
 
 
@@ -97,6 +136,9 @@ def _spread(model: torch.nn.Module) -> None:
             parameter.copy_(torch.rand_like(parameter.float()) * 2 - 1)
         elif name.endswith("A_log"):
             parameter.copy_(torch.log(torch.rand_like(parameter.float()) * 4 + 0.2))
+        elif name.endswith("correction_bias"):
+            # Not negative: experts of groups that are closed count as zero here, and as minus infinity in transformers.
+            parameter.copy_(torch.rand_like(parameter) * 0.4)
         elif name.endswith("expert_bias"):
             parameter.copy_(torch.randn_like(parameter) * 0.2)
         elif "norm" in name or name.endswith((".D", ".bias")):

@@ -25,14 +25,22 @@ from twinpool.errors import ModelError
 from twinpool.models.blocks import Linear
 from twinpool.models.bound import BoundMemory, Step
 from twinpool.models.config_file import read_config
-from twinpool.models.families import granite, lfm2, qwen
+from twinpool.models.families import bamba, falcon, granite, lfm2, nemotron, qwen, zamba
 from twinpool.models.families.base import Decoder, Parts, Source
 from twinpool.models.step_batch import MemoryViews, StepBatch
 from twinpool.models.weights import assign_weights, read_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Every architecture that can be served.
-SOURCES: dict[str, Source] = {**qwen.SOURCES, **granite.SOURCES, **lfm2.SOURCES}
+SOURCES: dict[str, Source] = {
+    **qwen.SOURCES,
+    **granite.SOURCES,
+    **lfm2.SOURCES,
+    **nemotron.SOURCES,
+    **falcon.SOURCES,
+    **bamba.SOURCES,
+    **zamba.SOURCES,
+}
 # Frequencies of these change with the length of the sequence, which a table made at boot cannot follow.
 _MOVING_ROPE = ("dynamic", "longrope")
 
@@ -90,6 +98,7 @@ def load_model(folder: Path, *, dtype: str, device: str = "cpu", context_len: in
         for kind in ("modeling", "configuration")
     )
     config = _text_config(getattr(configuration, source.config), config_json, folder)
+    _check_activation(config, source)
     source.check(config)
     with torch.device("meta"):
         model = getattr(modeling, source.model)(config)
@@ -99,7 +108,7 @@ def load_model(folder: Path, *, dtype: str, device: str = "cpu", context_len: in
     with torch.inference_mode():
         model.to(place) if place.type != "cpu" else None
         positions = context_len or config.max_position_embeddings
-        rotary = None if source.rotary is None else getattr(model.base_model, source.rotary)
+        rotary = None if source.rotary is None else getattr(model.base_model, source.rotary, None)
         table = torch.empty(positions, 0) if rotary is None else _rotary_table(type(rotary)(config), positions)
         decoder = source.build(Parts(model=model, table=table.to(place)))
         weight_bytes = _take_over(model, decoder) + table.numel() * table.element_size()
@@ -123,15 +132,18 @@ def _text_config(config_class: Any, config_json: Mapping[str, Any], folder: Path
     except (TypeError, ValueError, StrictDataclassError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise ModelError(f"{folder / 'config.json'} is not a {config_class.__name__}: {reason}.") from error
-    activation = getattr(config, "hidden_act", "silu")
-    if activation != "silu":
-        raise ModelError(f"config.json says hidden_act='{activation}'; only 'silu' runs here.")
     rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope_type in _MOVING_ROPE:
         raise ModelError(
             f"config.json says rope_type='{rope_type}', which does not run here; use 'default', 'linear' or 'yarn'."
         )
     return config
+
+
+def _check_activation(config: Any, source: Source) -> None:
+    said = getattr(config, "hidden_act", source.activation)
+    if said != source.activation:
+        raise ModelError(f"config.json says hidden_act='{said}'; only '{source.activation}' runs here.")
 
 
 def _plain_float(value: dict[str, Any]) -> Any:

@@ -5,7 +5,7 @@ Activations are [T, features], contiguous, of the model's dtype. `residual` is a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,12 @@ class Linear(nn.Module):
 def adopt_linear(module: Any) -> Linear:
     """Ours with the weight, and the bias if there is one, of a torch Linear."""
     return Linear([module.weight], None if module.bias is None else [module.bias])
+
+
+def adopt_linears(*modules: Any) -> Linear:
+    """Ours with the weights, and the biases if the first has one, of torch Linears of the same input, side by side."""
+    biased = modules[0].bias is not None
+    return Linear([module.weight for module in modules], [module.bias for module in modules] if biased else None)
 
 
 class RmsNorm(nn.Module):
@@ -250,17 +256,28 @@ class Moe(nn.Module):
 
     def _forward_torch(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         weights, chosen = self.router.choose(x)
-        weights = weights.to(x.dtype)
-        total = torch.zeros_like(x)
-        for number, expert in enumerate(self.experts):
-            token, place = torch.where(chosen == number)
-            if len(token):
-                out = expert.down(expert.inner(x[token]))  # type: ignore[operator]
-                total.index_add_(0, token, out * weights[token, place, None])
+        total = sum_of_experts(self.experts, x, weights, chosen)
         if self.shared is not None:
             shared = self.shared.down.forward(self.shared.inner(x))
             total += shared if self.shared_gate is None else torch.sigmoid(self.shared_gate.forward(x)) * shared
         return residual.add_(total)
+
+
+def sum_of_experts(
+    experts: Iterable[Any], x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor
+) -> torch.Tensor:
+    """[T, inputs]: what the chosen experts, each an Mlp, make of x [T, inputs], weighted and summed in their order.
+
+    weights (rounded to x's dtype), chosen: [T, top_k], as Router.choose gives them.
+    """
+    weights = weights.to(x.dtype)
+    total = torch.zeros_like(x)
+    for number, expert in enumerate(experts):
+        token, place = torch.where(chosen == number)
+        if len(token):
+            out = expert.down(expert.inner(x[token]))
+            total.index_add_(0, token, out * weights[token, place, None])
+    return total
 
 
 def make_experts(module: Any, *, squared_relu: bool = False) -> list[Mlp]:

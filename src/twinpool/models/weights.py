@@ -19,7 +19,8 @@ def read_weights(folder: Path, *, ignored: Iterable[str], renamed: Mapping[str, 
 
     ignored: prefixes of names to leave out (other modalities, draft layers); renamed: regular expression -> replacement, in
     order. Experts that are stored one by one (under their names after that) come out stacked: `*.experts.gate_up_proj`
-    [experts, 2 intermediate, hidden] and `*.experts.down_proj`. Raises ModelError if there are no files or one cannot be read.
+    [experts, 2 intermediate, hidden], or `*.experts.up_proj` without gates, and `*.experts.down_proj`. Raises ModelError if
+    there are no files or one cannot be read.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -40,16 +41,17 @@ def read_weights(folder: Path, *, ignored: Iterable[str], renamed: Mapping[str, 
 def assign_weights(
     model: torch.nn.Module, tensors: dict[str, torch.Tensor], *, dtype: torch.dtype, folder: Path
 ) -> None:
-    """Give `model`'s parameters the tensors of their names, in `dtype`, and its saved buffers theirs, in the dtype they have;
-    a tied lm_head may be left out.
+    """Give `model`'s parameters the tensors of their names, in `dtype`, and its saved buffers theirs, in the dtype they have.
+
+    Those that transformers ties to another get that one's; a tensor of their own, if stored, is not looked at.
 
     Raises ModelError naming what is missing, what is unknown, or whose shape differs from the config's.
     """
     parameters = model.state_dict(keep_vars=True)
-    tied = bool(model.config.tie_word_embeddings)  # type: ignore[union-attr]
-    if tied:
-        parameters.pop("lm_head.weight", None)
-        tensors.pop("lm_head.weight", None)
+    tied: dict[str, str] = model.all_tied_weights_keys  # type: ignore[assignment]
+    for name in tied:
+        parameters.pop(name, None)
+        tensors.pop(name, None)
     missing, unknown = sorted(parameters.keys() - tensors.keys()), sorted(tensors.keys() - parameters.keys())
     if missing:
         raise ModelError(f"the weights in {folder} lack {_list(missing)}, which config.json asks for.")
@@ -63,8 +65,8 @@ def assign_weights(
         learned = isinstance(parameter, torch.nn.Parameter)
         value = torch.nn.Parameter(tensor.to(dtype), requires_grad=False) if learned else tensor.to(parameter.dtype)
         _place(model, name, value)
-    if tied:
-        _place(model, "lm_head.weight", model.get_input_embeddings().weight)  # type: ignore[operator]
+    for name, source in tied.items():
+        _place(model, name, model.get_parameter(source))
 
 
 def _files(folder: Path) -> list[Path]:
@@ -96,12 +98,13 @@ def _stack_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             found.setdefault(match[1], {})[int(match[2]), match[3]] = tensors.pop(name)
     for prefix, parts in found.items():
         count = 1 + max(number for number, _ in parts)
-        wanted = [(i, kind) for i in range(count) for kind in ("gate_proj", "up_proj", "down_proj")]
+        gates = ("gate_proj",) if any(kind == "gate_proj" for _, kind in parts) else ()
+        wanted = [(i, kind) for i in range(count) for kind in (*gates, "up_proj", "down_proj")]
         lacking = [f"{prefix}.{i}.{kind}.weight" for i, kind in wanted if (i, kind) not in parts]
         if lacking:
             raise ModelError(f"the weights lack {_list(lacking)}.")
-        gate_up = [torch.cat([parts[i, "gate_proj"], parts[i, "up_proj"]]) for i in range(count)]
-        tensors[f"{prefix}.gate_up_proj"] = torch.stack(gate_up)
+        opens = [torch.cat([parts[i, kind] for kind in (*gates, "up_proj")]) for i in range(count)]
+        tensors[f"{prefix}.gate_up_proj" if gates else f"{prefix}.up_proj"] = torch.stack(opens)
         tensors[f"{prefix}.down_proj"] = torch.stack([parts[i, "down_proj"] for i in range(count)])
     return tensors
 

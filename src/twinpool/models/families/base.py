@@ -55,8 +55,8 @@ class Source:
 
     module: below transformers.models; config, model: classes of its configuration and modeling files. ignored: prefixes of other
     modalities and draft layers; renamed: regular expression in a name of the checkpoint -> its replacement, applied in order.
-    check: raises ModelError for a config that our layers do not do. rotary: where the model below its head keeps its rotary module
-    (which may be None), None for models that have no such place.
+    check: raises ModelError for a config that our layers do not do; activation: the only hidden_act they do. rotary: where the model
+    below its head keeps its rotary module (which may be None or missing), None for models that have no such place.
     """
 
     module: str
@@ -66,4 +66,5 @@ class Source:
     ignored: tuple[str, ...] = ("mtp.",)
     renamed: Mapping[str, str] = field(default_factory=dict)
     check: Callable[[Any], None] = lambda config: None
+    activation: str = "silu"
     rotary: str | None = "rotary_emb"

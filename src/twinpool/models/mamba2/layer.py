@@ -13,26 +13,42 @@ from twinpool.models.mamba2.ops import Mamba2Kernel, Mamba2Shape, mix
 
 
 class Mamba2Mixer(nn.Module):
-    """hidden += out_proj(gated_norm(scan(conv(in_proj(x))))); in_proj is z | x | B | C | dt."""
+    """hidden += out_proj(gated_norm(scan(conv(factors * in_proj(x))))); in_proj is z | x | B | C | dt.
 
-    def __init__(self, *, in_proj: Linear, kernel: Mamba2Kernel, out_proj: Linear, layer: int) -> None:
+    factors: of the model's dtype, one a column of in_proj; None where all are 1.
+    """
+
+    def __init__(
+        self,
+        *,
+        in_proj: Linear,
+        kernel: Mamba2Kernel,
+        out_proj: Linear,
+        layer: int,
+        factors: torch.Tensor | None = None,
+    ) -> None:
         super().__init__()
         self.in_proj = in_proj
         self.kernel = kernel
         self.out_proj = out_proj
         self.layer = layer
+        self.factors = factors
 
     def forward(self, x: torch.Tensor, step: Step, hidden: torch.Tensor) -> torch.Tensor:
         """x (normed), hidden: [T, hidden_size] of the model's dtype; returns hidden, changed in place."""
-        return self.out_proj.forward(mix(self.kernel, step, self.layer, self.in_proj.forward(x)), hidden)
+        proj = self.in_proj.forward(x)
+        if self.factors is not None:
+            proj.mul_(self.factors)
+        return self.out_proj.forward(mix(self.kernel, step, self.layer, proj), hidden)
 
 
-def adopt_mamba2(module: Any, *, layer: int) -> Mamba2Mixer:
+def adopt_mamba2(module: Any, *, layer: int, factors: torch.Tensor | None = None) -> Mamba2Mixer:
     """Our mixer with the weights of a transformers Mamba2 (Granite 4, Nemotron-H, Falcon-H1, Bamba, Zamba2).
 
-    All name their parts alike; only Falcon-H1 may have no norm, or one before the gate. `layer` counts linear layers.
+    All name their parts alike; only Falcon-H1 may have no norm, or one before the gate, and factors, one a column of in_proj.
+    `layer` counts linear layers.
     """
-    norm = getattr(module, "norm", None)
+    norm = None if isinstance(module.norm, nn.Identity) else module.norm
     shape = Mamba2Shape(
         heads=module.num_heads,
         head_dim=module.head_dim,
@@ -53,5 +69,9 @@ def adopt_mamba2(module: Any, *, layer: int) -> Mamba2Mixer:
         norm_weight=None if norm is None else norm.weight,
     )
     return Mamba2Mixer(
-        in_proj=adopt_linear(module.in_proj), kernel=kernel, out_proj=adopt_linear(module.out_proj), layer=layer
+        in_proj=adopt_linear(module.in_proj),
+        kernel=kernel,
+        out_proj=adopt_linear(module.out_proj),
+        layer=layer,
+        factors=factors,
     )

@@ -62,10 +62,13 @@ def nemotron_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
 
 
 def _read_mamba(reader: ConfigReader) -> Mamba2Spec:
-    """From the mamba_* keys of Granite, Falcon-H1 and Bamba; heads of width 'auto' share mamba_expand * hidden_size."""
+    """From the mamba_* keys of Granite, Falcon-H1 and Bamba; heads of width 'auto' share the inner width, which is
+    mamba_d_ssm (Falcon-H1) or else mamba_expand * hidden_size.
+    """
     heads = reader.integer("mamba_n_heads", default=128)
     if reader.values.get("mamba_d_head") in (None, "auto"):
-        inner = reader.integer("mamba_expand", default=2) * reader.integer("hidden_size")
+        expanded = reader.integer("mamba_expand", default=2) * reader.integer("hidden_size")
+        inner = reader.integer("mamba_d_ssm", default=expanded)
         if inner % heads:
             raise ModelError(f"config.json says mamba_n_heads={heads}; it must divide the inner width of {inner}.")
         head_dim = inner // heads

@@ -1,0 +1,44 @@
+"""Bamba: Mamba2 or attention with half of each head rotated, then an MLP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from twinpool.models.attention.layer import adopt_attention
+from twinpool.models.blocks import Mlp, PreNormLayer, RmsNorm, adopt_linear, adopt_linears
+from twinpool.models.families.base import Decoder, Parts, Source
+from twinpool.models.mamba2.layer import adopt_mamba2
+
+
+def build(parts: Parts) -> Decoder:
+    """Our layers with the model's weights, in its order."""
+    return Decoder(
+        layers=tuple(_layer(parts, block) for block in parts.base.layers), norm=_norm(parts.base.final_layernorm)
+    )
+
+
+def _layer(parts: Parts, block: Any) -> PreNormLayer:
+    mixer: nn.Module
+    if block.block_type == "linear_attention":
+        mixer = adopt_mamba2(block.mamba, layer=next(parts.linear))
+    else:
+        module = block.self_attn
+        mixer = adopt_attention(module, layer=next(parts.attention), table=parts.table, out_proj=module.o_proj)
+    module = block.feed_forward
+    return PreNormLayer(
+        norm=_norm(block.input_layernorm),
+        mixer=mixer,
+        second_norm=_norm(block.pre_ff_layernorm),
+        mlp=Mlp(gate_up=adopt_linears(module.gate_proj, module.up_proj), down=adopt_linear(module.down_proj)),
+    )
+
+
+def _norm(module: Any) -> RmsNorm:
+    return RmsNorm(module.weight, module.variance_epsilon)
+
+
+SOURCES = {
+    "BambaForCausalLM": Source(module="bamba", config="BambaConfig", model="BambaForCausalLM", build=build),
+}

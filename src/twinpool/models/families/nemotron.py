@@ -1,0 +1,150 @@
+"""Nemotron-H and Nemotron 3: Mamba2, attention without positions, an MLP or experts, each a layer of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from twinpool.errors import ModelError
+from twinpool.models.attention.layer import adopt_attention
+from twinpool.models.blocks import Linear, Mlp, Moe, RmsNorm, Router, adopt_linear, make_experts, sum_of_experts
+from twinpool.models.bound import Step
+from twinpool.models.families.base import Decoder, Parts, Source
+from twinpool.models.mamba2.layer import adopt_mamba2
+
+# Keys that transformers reads but does not act on, or that our layers know one value of: the value that runs.
+_ONLY = {
+    "mamba_hidden_act": "silu",
+    "mlp_hidden_act": "relu2",
+    "sliding_window": None,
+    "residual_in_fp32": False,
+    "attention_bias": False,
+    "n_shared_experts": 1,
+}
+
+
+class MixerLayer(nn.Module):
+    """hidden += mixer(norm(hidden)); mixer: a module `(x, step, residual) -> residual` that adds in place."""
+
+    def __init__(self, norm: nn.Module, mixer: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([norm, mixer])
+        self._norm, self._mixer = norm.forward, mixer.forward
+
+    def forward(self, hidden: torch.Tensor, step: Step) -> torch.Tensor:
+        """hidden [T, hidden_size], changed in place and returned."""
+        return self._mixer(self._norm(hidden), step, hidden)  # type: ignore[no-any-return]
+
+
+class FeedForwardLayer(nn.Module):
+    """hidden += mlp(norm(hidden)); mlp: a module `(x, residual) -> residual` that adds in place."""
+
+    def __init__(self, norm: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([norm, mlp])
+        self._norm, self._mlp = norm.forward, mlp.forward
+
+    def forward(self, hidden: torch.Tensor, step: Step) -> torch.Tensor:
+        """hidden [T, hidden_size], changed in place and returned."""
+        del step
+        return self._mlp(self._norm(hidden), hidden)  # type: ignore[no-any-return]
+
+
+class LatentMoe(nn.Module):
+    """residual += up(sum of the chosen experts of down(x), weighted) + shared(x); experts work in fewer columns."""
+
+    def __init__(self, *, router: Router, experts: list[Mlp], shared: Mlp, down: Linear, up: Linear) -> None:
+        super().__init__()
+        self.router = router
+        self.linears = nn.ModuleList([router.linear, down, up])
+        self.experts = nn.ModuleList(experts)
+        self.shared, self.down, self.up = shared, down, up
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """x (normed), residual: [T, hidden_size]."""
+        # Token by token, as what sigmoid rounds to depends on the place in a tensor (models/rows.py).
+        weights, chosen = map(torch.cat, zip(*map(self.router.choose, x.split(1)), strict=True))
+        latent = sum_of_experts(self.experts, self.down.forward(x), weights, chosen)
+        out = self.up.forward(latent)
+        return residual.add_(out.add_(self.shared.down.forward(self.shared.inner(x))))
+
+
+def check(config: Any) -> None:
+    """Raise ModelError for keys whose value nothing here acts on."""
+    for key, value in _ONLY.items():
+        said = getattr(config, key)
+        if said != value:
+            raise ModelError(f"config.json says {key}={said!r}; only {value!r} runs here.")
+    least, most = config.time_step_limit
+    if least > config.time_step_min or most < 1e30:
+        raise ModelError(
+            f"config.json says time_step_limit={[least, most]}; steps are bounded by time_step_min={config.time_step_min} only."
+        )
+    width = getattr(config, "attention_head_dim", None)
+    if width not in (None, config.head_dim):
+        raise ModelError(
+            f"config.json says attention_head_dim={width} and head_dim={config.head_dim}, which must agree."
+        )
+
+
+def build(parts: Parts) -> Decoder:
+    """Our layers with the model's weights, in its order."""
+    return Decoder(layers=tuple(_layer(parts, block) for block in parts.base.layers), norm=_norm(parts.base.norm_f))
+
+
+def _layer(parts: Parts, block: Any) -> nn.Module:
+    module, norm = block.mixer, _norm(block.norm)
+    if block.block_type == "linear_attention":
+        return MixerLayer(norm, adopt_mamba2(module, layer=next(parts.linear)))
+    if block.block_type == "full_attention":
+        layer = next(parts.attention)
+        return MixerLayer(norm, adopt_attention(module, layer=layer, table=parts.table, out_proj=module.o_proj))
+    return FeedForwardLayer(norm, _mlp(module) if block.block_type == "mlp" else _experts(module))
+
+
+def _mlp(module: Any) -> Mlp:
+    return Mlp(gate_up=adopt_linear(module.up_proj), down=adopt_linear(module.down_proj), squared_relu=True)
+
+
+def _experts(module: Any) -> Moe | LatentMoe:
+    gate, shared = module.gate, _mlp(module.shared_experts)
+    experts = make_experts(module.experts, squared_relu=True)
+    router = Router(
+        linear=Linear([gate.weight]),
+        top_k=gate.top_k,
+        sigmoid=True,
+        bias=gate.e_score_correction_bias,
+        groups=gate.num_group,
+        top_groups=gate.topk_group,
+        normalise=gate.norm_topk_prob,
+        epsilon=1e-20,
+        scale=gate.routed_scaling_factor,
+    )
+    if isinstance(module.fc1_latent_proj, nn.Identity):
+        return Moe(router=router, experts=experts, shared=shared)
+    return LatentMoe(
+        router=router,
+        experts=experts,
+        shared=shared,
+        down=adopt_linear(module.fc1_latent_proj),
+        up=adopt_linear(module.fc2_latent_proj),
+    )
+
+
+def _norm(module: Any) -> RmsNorm:
+    return RmsNorm(module.weight, module.variance_epsilon)
+
+
+SOURCES = {
+    "NemotronHForCausalLM": Source(
+        module="nemotron_h",
+        config="NemotronHConfig",
+        model="NemotronHForCausalLM",
+        build=build,
+        check=check,
+        renamed={r"^backbone\.": "model."},
+        rotary=None,
+    ),
+}
