@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from twinpool.prefix.stored import StoredSegment
 from twinpool.request import Int32Array
+from twinpool.sched.storage import Lost
 from twinpool.step import StoreCopy
 
 
@@ -27,6 +28,7 @@ class FakeStorage:
     given: list[StoreCopy] = field(default_factory=list)
     waiting: dict[int, tuple[int, list[StoredSegment]]] = field(default_factory=dict)
     read_tokens: int = 0
+    unheard: list[Lost] = field(default_factory=list)
 
     def put(self, order: StoreCopy, kv: memoryview, state: memoryview) -> None:
         """A segment is kept if what it stands on is here."""
@@ -36,6 +38,13 @@ class FakeStorage:
         parent_is_here = not order.start or key[: 4 * order.start] in self.segments
         if parent_is_here and self.dice.randrange(100) >= self.lost_percent:
             self.segments.setdefault(key, StoredSegment(order.start, order.end, kv, state))
+        elif key not in self.segments:
+            chain = self.chain(order.tokens)
+            self.unheard.append(Lost(order.tokens, chain[-1].end if chain else 0))
+
+    def lost(self) -> list[Lost]:
+        lost, self.unheard = self.unheard, []
+        return lost
 
     def chain(self, tokens: Int32Array) -> list[StoredSegment]:
         """The segments of the longest prefix that is here, root first."""

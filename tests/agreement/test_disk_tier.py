@@ -3,17 +3,23 @@ any cache, whatever has happened to the folder."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
+from tests.agreement.live import Live, live_server
 from tests.agreement.llm_runs import Said, checkpoint, conversation, greedy, prompt, say_alone, tiny_llm
-from twinpool import LLM
+from twinpool import LLM, SamplingParams
 from twinpool.engine.disk import DiskTier
 from twinpool.errors import ConfigError
 from twinpool.storage import files, workers
@@ -244,3 +250,93 @@ def test_a_disk_that_breaks_costs_hits_and_is_said_once(tmp_path: Path, monkeypa
         assert store.failed >= 2
     assert len([line for line in caplog.messages if "goes on without" in line]) == 1
     assert os.listdir(tmp_path) == []
+
+
+# A server in a process of its own, with the demo model.
+N_SESSIONS, SAID = 6, 12
+
+
+def flags(path: Path) -> list[str]:
+    sizes = ("--max-total-tokens", "2048", "--max-mamba-cache-size", "12", "--max-running-requests", "2")
+    tier = ("--enable-hierarchical-cache", "--hicache-size", "0.1", "--hicache-storage-backend", "file")
+    return [*sizes, *tier, "--hicache-storage-path", str(path), "--hicache-storage-prefetch-policy", "wait_complete"]
+
+
+def opening(session: int) -> list[int]:
+    """The first prompt of a session: three hundred tokens that no other begins with."""
+    return [100 + session, *(300 + (7 * session + 3 * at) % 500 for at in range(299))]
+
+
+@cache
+def demo_says() -> list[list[int]]:
+    """What each opening is answered without any cache, and what the next turn is."""
+    params = SamplingParams(max_tokens=SAID, temperature=0.0, ignore_eos=True)
+    with LLM(device_memory="1GiB", disable_radix_cache=True, max_total_tokens=2048) as llm:
+        first = [list(one.token_ids) for one in llm.generate([opening(at) for at in range(N_SESSIONS)], params)]
+        again = [[*opening(at), *first[at], 9] for at in range(N_SESSIONS)]
+        return first + [list(one.token_ids) for one in llm.generate(again, params)]
+
+
+def ask(live: Live, session: int, turn: int) -> dict[str, Any]:
+    """One turn of a session, checked; its meta_info."""
+    prompt = opening(session) if not turn else [*opening(session), *demo_says()[session], 9]
+    params = {"max_new_tokens": SAID, "temperature": 0.0, "ignore_eos": True}
+    reply = httpx.post(f"{live.url}/generate", json={"input_ids": prompt, "sampling_params": params}, timeout=60).json()
+    assert reply["output_ids"] == demo_says()[turn * N_SESSIONS + session]
+    return reply["meta_info"]
+
+
+def test_a_server_that_is_stopped_writes_what_it_was_given_and_the_next_one_has_it(tmp_path: Path) -> None:
+    demo_says()
+    folder = tmp_path / "disk"
+    with live_server(tmp_path, *flags(folder)) as live:
+        for session in range(N_SESSIONS):
+            assert ask(live, session, 0)["cached_tokens_details"] == {"device": 0, "host": 0}
+        live.process.send_signal(signal.SIGTERM)
+        assert live.process.wait(30) == 0
+    assert len(files_of(folder)) >= N_SESSIONS
+    (second := tmp_path / "second").mkdir()
+    with live_server(second, *flags(folder)) as live:
+        n_tokens = 300 + SAID - 1
+        for session in range(N_SESSIONS):
+            details = ask(live, session, 1)["cached_tokens_details"]
+            assert details == {"device": 0, "host": 0, "storage": n_tokens, "storage_backend": "file"}
+        found = live.metrics()
+        assert found["sglang:cached_tokens_total{storage_file}"] == N_SESSIONS * n_tokens
+        assert found["sglang:prefetched_tokens_total"] == N_SESSIONS * n_tokens
+        assert found["twinpool:disk_segments_total{read}"] >= N_SESSIONS
+        assert found["twinpool:disk_used_bytes"] > 0
+        assert live.get("/flush_cache?timeout=5").status_code == 200
+        assert ask(live, 0, 1)["cached_tokens_details"]["storage"] > n_tokens - 1, "the disk is not flushed"
+        storage = live.get("/server_info").json()["internal_states"][0]["hicache_storage"]
+        assert storage["path"] == str(folder)
+        assert storage["store"]["segments"] == len(files_of(folder))
+        assert f"HiCache storage in {folder}: " in live.log.read_text()
+        live.check_no_leak()
+
+
+def test_kill_9_while_it_writes(tmp_path: Path) -> None:
+    """Killed three times at any moment; whatever is in the folder afterwards, the answers are the same and no file is torn."""
+    demo_says()
+    folder, read = tmp_path / "disk", 0.0
+    for life, wait_s in enumerate((0.0, 0.02, 0.2, 0.0)):
+        (logs := tmp_path / str(life)).mkdir()
+        with live_server(logs, *flags(folder)) as live:
+            for session in range(N_SESSIONS):
+                ask(live, session, life % 2)
+            found = live.metrics()
+            assert found["twinpool:disk_segments_total{damaged}"] == found["twinpool:disk_segments_total{failed}"] == 0
+            read += found["twinpool:disk_segments_total{read}"]
+            asked = [threading.Thread(target=ask_until_killed, args=(live, session)) for session in range(N_SESSIONS)]
+            for thread in asked:
+                thread.start()
+            time.sleep(wait_s)
+            live.process.kill()
+            for thread in asked:
+                thread.join()
+    assert read > 0
+
+
+def ask_until_killed(live: Live, session: int) -> None:
+    with contextlib.suppress(httpx.TransportError):
+        ask(live, session, 1)

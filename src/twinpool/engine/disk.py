@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,10 @@ from twinpool.config.resolve import Resolved
 from twinpool.memory.arena import Arena
 from twinpool.prefix.stored import StoredSegment
 from twinpool.request import Int32Array
+from twinpool.sched.storage import Lost
 from twinpool.step import StoreCopy
 from twinpool.storage.format import Segment
-from twinpool.storage.keys import Fingerprint
+from twinpool.storage.keys import ChainHash, Fingerprint
 from twinpool.storage.store import DiskStats, DiskStore
 from twinpool.storage.workers import Fetch, Prefetcher, StoreWriter
 from twinpool.units import GB, GIB
@@ -61,12 +63,26 @@ class DiskTier:
         self._prefetcher = Prefetcher(store)
         self._policy = policy
         self._waiting: dict[int, _Waiting] = {}
+        self._lost: deque[Lost] = deque()  # filled by other threads
         self.fetched_tokens = self.late_requests = 0
 
     def put(self, order: StoreCopy, kv: memoryview, state: memoryview) -> None:
         """Queue a segment for writing (executor thread)."""
-        info = self.store.hashes(order.tokens).info(order.start, order.end)
-        self.writer.offer(Segment(info, kv, state))
+        hashes = self.store.hashes(order.tokens)
+        segment = Segment(hashes.info(order.start, order.end), kv, state)
+        if not self.writer.offer(segment, refused=lambda: self._refused(order.tokens, hashes)):
+            self._lost.append(Lost(order.tokens, order.start))
+
+    def _refused(self, tokens: Int32Array, hashes: ChainHash) -> None:
+        """The store has not written what ends with these tokens (writer's thread): it has it, or has not what it stands on."""
+        chain = self.store.longest(hashes)
+        kept_tokens = chain[-1].end if chain else 0
+        if kept_tokens < len(tokens):
+            self._lost.append(Lost(tokens, kept_tokens))
+
+    def lost(self) -> Sequence[Lost]:
+        """What was dropped or refused since the last call."""
+        return [self._lost.popleft() for _ in range(len(self._lost))]
 
     def look(self, rid: int, tokens: Int32Array, *, in_memory_tokens: int) -> None:
         """Begin to read what goes on where memory ends."""

@@ -49,6 +49,13 @@ def store_copies(tree: PrefixTree, node: Node, key: bytes) -> list[StoreCopy]:
     return orders
 
 
+def forget_stored(tree: PrefixTree, key: bytes, *, kept_tokens: int) -> None:
+    """The disk has no more than the first kept_tokens of `key`: what the tree has beyond them is given to it once more."""
+    path, _, _, _ = walk(tree.root, key, len(key), tree.page_size * TOKEN_BYTES)
+    for node in path:
+        node.stored = node.stored and node.depth <= kept_tokens
+
+
 def adopt_stored(tree: PrefixTree, key: bytes, segments: Sequence[StoredSegment]) -> int:
     """Hang what was read from the disk into the tree, as copies on the host; returns how far it can be resumed from (tokens).
 

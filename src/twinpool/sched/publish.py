@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twinpool.prefix.stored import store_copies
+from twinpool.prefix.stored import forget_stored, store_copies
 from twinpool.sched.book import Book
 from twinpool.sched.sequence import Sequence, Tracked
 from twinpool.step import Row, SlotOrder
@@ -99,6 +99,8 @@ def _store(book: Book, sequence: Sequence) -> None:
     """At the end of a turn the disk tier is given what the conversation can be resumed from."""
     if book.storage is None:
         return
+    for lost in book.storage.lost():
+        forget_stored(book.tree, lost.tokens.tobytes(), kept_tokens=lost.kept_tokens)
     node = sequence.lock.node
     book.orders += store_copies(book.tree, node, sequence.request.key(node.depth))
 

@@ -16,6 +16,13 @@ class Fetched(NamedTuple):
     end: int = 0
 
 
+class Lost(NamedTuple):
+    """A prefix (int32 tokens) that the disk was given and has not, or has no more; it has the first kept_tokens of it."""
+
+    tokens: Int32Array
+    kept_tokens: int
+
+
 class Storage(Protocol):
     """Reads beside the engine. One thread calls it, the engine's."""
 
@@ -25,6 +32,10 @@ class Storage(Protocol):
 
     def poll(self, rid: int) -> Sequence[StoredSegment] | None:
         """What was read, in order; empty when there is nothing; None: wait for it. Answers once, then the request is forgotten."""
+        ...
+
+    def lost(self) -> Sequence[Lost]:
+        """What was found out to be missing since the last call."""
         ...
 
     def forget(self, rid: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent import futures
 
 from twinpool.storage.format import Segment, check_segment
@@ -23,7 +23,7 @@ class StoreWriter:
 
     def __init__(self, store: DiskStore, *, max_pending_bytes: int, refresh_s: float = 30.0) -> None:
         self._store, self._max_pending_bytes, self._refresh_s = store, max_pending_bytes, refresh_s
-        self._queue: deque[Segment] = deque()  # the first is being written
+        self._queue: deque[tuple[Segment, Callable[[], None]]] = deque()  # the first is being written
         self._pending_bytes = self._dropped = 0
         self._closed = False
         self._changed = threading.Condition()
@@ -40,10 +40,11 @@ class StoreWriter:
         """Segments that were offered and not taken."""
         return self._dropped
 
-    def offer(self, segment: Segment) -> bool:
+    def offer(self, segment: Segment, *, refused: Callable[[], None] = lambda: None) -> bool:
         """Take a segment for writing; False: the queue is full. Its bytes must not change any more. Parents go before children.
 
-        A segment larger than the whole queue is taken when nothing else waits.
+        A segment larger than the whole queue is taken when nothing else waits. refused: called in the writer's thread when the
+        store did not write what was taken.
         """
         check_segment(segment, self._store.fingerprint)
         with self._changed:
@@ -51,7 +52,7 @@ class StoreWriter:
             if full or self._closed:
                 self._dropped += 1
                 return False
-            self._queue.append(segment)
+            self._queue.append((segment, refused))
             self._pending_bytes += segment.payload_bytes
             self._changed.notify_all()
             return True
@@ -69,7 +70,7 @@ class StoreWriter:
         self.flush(timeout_s)
         with self._changed:
             while len(self._queue) > 1:
-                self._pending_bytes -= self._queue.pop().payload_bytes
+                self._pending_bytes -= self._queue.pop()[0].payload_bytes
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
@@ -79,15 +80,16 @@ class StoreWriter:
                 awake = self._changed.wait_for(lambda: self._queue or self._closed, self._refresh_s)
                 if awake and not self._queue:
                     return
-                segment = self._queue[0] if self._queue else None
-            if segment is not None:
-                self._write(segment)
+                first = self._queue[0] if self._queue else None
+            if first is not None:
+                self._write(*first)
                 n_written += 1
-            if segment is None or n_written % _REFRESH_SEGMENTS == 0:
+            if first is None or n_written % _REFRESH_SEGMENTS == 0:
                 self._store.refresh()
 
-    def _write(self, segment: Segment) -> None:
-        self._store.put(segment)
+    def _write(self, segment: Segment, refused: Callable[[], None]) -> None:
+        if not self._store.put(segment):
+            refused()
         with self._changed:
             self._queue.popleft()
             self._pending_bytes -= segment.payload_bytes

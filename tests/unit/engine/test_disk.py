@@ -158,3 +158,24 @@ def test_a_folder_that_is_a_file_is_refused(tiny: Path, tmp_path: Path) -> None:
     disk = {"hicache_storage_backend": "file", "hicache_storage_path": str(tmp_path / "file")}
     with pytest.raises(ConfigError, match="needs a folder that can be made and written"):
         boot(tiny, enable_hierarchical_cache=True, hicache_size=0.02, **disk)
+
+
+def given(tier: DiskTier, start: int, end: int) -> list[tuple[int, int]]:
+    """Give tokens [start, end) and say what is found out to be missing: (prefix, how much of it is there)."""
+    kv = memoryview(bytes((end - start) // SMALL.page_size * SMALL.page_bytes))
+    order = StoreCopy(TOKENS[:end], start, end, np.zeros((end - start) // SMALL.page_size, np.int32), 1)
+    tier.put(order, kv, memoryview(bytes(SMALL.slot_bytes)))
+    tier.writer.flush()
+    return [(len(lost.tokens), lost.kept_tokens) for lost in tier.lost()]
+
+
+def test_what_stands_on_nothing_is_reported_once(tmp_path: Path) -> None:
+    tier = tier_over(store_at(tmp_path))
+    assert given(tier, 0, 8) == []
+    assert given(tier, 0, 8) == [], "it is there already"
+    assert given(tier, 16, 24) == [(24, 8)]
+    assert tier.lost() == []
+    assert given(tier, 8, 16) == given(tier, 16, 24) == []
+    tier.writer.close()
+    assert given(tier, 24, 32) == [(32, 24)], "dropped: nothing is taken any more"
+    tier.close()

@@ -8,7 +8,7 @@ import pytest
 from tests.disk_worlds import FakeStorage
 from tests.worlds import World, make_world
 from twinpool.memory.host import HostArena
-from twinpool.prefix.stored import StoredSegment, adopt_stored
+from twinpool.prefix.stored import StoredSegment, adopt_stored, forget_stored
 
 PAGE_BYTES = 8  # of one token
 
@@ -143,3 +143,30 @@ def test_what_came_from_the_disk_is_not_given_back() -> None:
         (7, 8),
         (8, 10),
     ]
+
+
+def test_what_the_disk_lost_is_given_again_with_the_next_turn() -> None:
+    storage = FakeStorage()
+    world = world_of(storage=storage)
+    prompt = [1, 2, 3, 4, 5]
+    for rid in range(4):
+        storage.lost_percent = 100 if rid == 1 else 0
+        request = world.request(rid, prompt, 3, ignore_eos=True)
+        world.run(request)
+        prompt = [*(int(token) for token in request.tokens), 6]
+        world.run(world.request(10 + rid, [9, 9, rid], 1, ignore_eos=True))  # its step takes the orders along
+    spans = [(order.start, order.end) for order in storage.given if order.tokens[0] == 1]
+    # The second turn is lost, and comes again with the third.
+    assert spans[:7] == [(0, 4), (4, 7), (7, 8), (8, 11), (7, 8), (8, 11), (11, 12)]
+    assert storage.chain(np.array(prompt, np.int32))[-1].end == len(prompt) - 2
+
+
+def test_forgetting_goes_as_far_as_the_disk_does() -> None:
+    world = world_of()
+    adopt_stored(world.tree, key(20), [segment(0, 5), segment(5, 9), segment(9, 12)])
+    forget_stored(world.tree, key(9), kept_tokens=5)
+    nodes, step = [], world.tree.root
+    while step.children:
+        (step,) = step.children.values()
+        nodes.append((step.depth, step.stored))
+    assert nodes == [(5, True), (9, False), (12, True)]
