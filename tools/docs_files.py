@@ -17,6 +17,7 @@ FOLDERS = {
     "src/twinpool/memory": "memory/: bytes, ids, ownership",
     "src/twinpool/prefix": "prefix/: the hybrid radix cache",
     "src/twinpool/sched": "sched/: continuous batching",
+    "src/twinpool/storage": "storage/: a folder below the host tier",
     "src/twinpool/models": "models/: what a model keeps, and running it",
     "src/twinpool/engine": "engine/: PyTorch execution",
     "src/twinpool/server": "server/: the OpenAI door",

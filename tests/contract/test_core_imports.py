@@ -25,6 +25,9 @@ NEVER = {
     "memory": {"prefix.tree", "sched", "loop", "engine", "server"},
     "prefix": {"sched", "loop", "engine", "server"},
     "sched": {"loop", "engine", "server", "config"},
+    "storage": {
+        "config", "memory", "prefix", "sched", "loop", "step", "models", "engine", "server", "plan", "replay", "reports", "cli",
+    },
     "engine": {"server", "cli", "plan"},
     "server": {"cli", "plan"},
     "models": {"memory", "prefix", "sched", "engine", "server", "plan"},
