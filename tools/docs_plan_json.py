@@ -26,6 +26,8 @@ RUNS = (
     f"{_TWO} 100",
     f"{_TWO} 900",
     f"{_MODEL} --running 16 --tokens-per-request 16384 --idle-sessions 100",
+    f"{_TWO} 9 --enable-hierarchical-cache --hicache-size 40 --hicache-mamba-size-gb 10",
+    f"{_TWO} 9 --enable-hierarchical-cache --hicache-size 0.01",
     f"{_MODEL} --mem-fraction-static 0.7 --running 16 --tokens-per-request 16384",
     f"{_TWO} 9 --speculative-algorithm EAGLE --speculative-num-draft-tokens 4 --max-running-requests 32",
     f"{_MODEL} --tp-size 2 --post-weights-memory 40GiB -- python -m sglang.launch_server --log-level info --mystery 1",

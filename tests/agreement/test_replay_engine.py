@@ -204,10 +204,9 @@ class LoopTurns(Traffic):
             self._due[self._now + 1 + pause].append(Arrival(arrival.session, arrival.index + 1, 0.0))
 
 
-def replayed(engine: Engine, talks: Sequence[Script], told: Told, *, skip: bool) -> tuple[Told, Run]:
-    """The same through replay, on a scheduler of its own over the engine's settings and ledger."""
-    facts = engine.facts
-    sessions = [
+def said_sessions(talks: Sequence[Script], told: Told) -> list[Session]:
+    """The sessions of a trace with the lengths of what was said."""
+    return [
         session(
             str(number),
             *(
@@ -217,10 +216,15 @@ def replayed(engine: Engine, talks: Sequence[Script], told: Told, *, skip: bool)
         )
         for number, talk in enumerate(talks)
     ]
+
+
+def replayed(engine: Engine, talks: Sequence[Script], told: Told, *, skip: bool) -> tuple[Told, Run]:
+    """The same through replay, on a scheduler of its own over the engine's settings and ledger."""
+    facts = engine.facts
     clock = VirtualClock()
     replay = Replay(
         scheduler=build_scheduler(facts.resolved, facts.ledger, clock=clock), clock=clock, tokens=SaidTokens(told),
-        traffic=LoopTurns(sessions, talks), cost=None, skip=skip,
+        traffic=LoopTurns(said_sessions(talks, told), talks), cost=None, skip=skip,
     )  # fmt: skip
     again = Told()
     replay.observers.append(lambda plan, result: again.plans.append(seen(plan, facts.resolved.page_size)))

@@ -81,7 +81,8 @@ def _plan(command: Command) -> int:
 
     result = plan(command)
     print(document.plan_json(result) if command.options.json else report.report_text(result), end="")
-    return 0 if result.sizing.ledger is not None else MemoryRefusal.exit_code
+    starts = result.sizing.ledger is not None and (result.host is None or result.host.refusal is None)
+    return 0 if starts else MemoryRefusal.exit_code
 
 
 def _boot_log(command: Command, name: str) -> int:

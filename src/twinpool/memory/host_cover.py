@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from math import ceil
 
 from twinpool.memory.host import HostArena
 from twinpool.memory.ledger import Ledger
@@ -12,7 +13,7 @@ from twinpool.units import ceil_div
 
 @dataclass(frozen=True, slots=True)
 class HostCover:
-    """Sessions of `context_tokens` tokens each that fit an empty arena with one state each.
+    """Sessions of `context_tokens` tokens each that fit an empty arena with their states.
 
     by_kv: if all memory that may hold KV did; by_states: the same for states; together: KV and state of each session.
     """
@@ -28,16 +29,26 @@ def balanced_context_tokens(ledger: Ledger) -> int:
     return ledger.kv_tokens // max(1, ledger.max_mamba_cache_size)
 
 
-def host_cover(arena: HostArena, *, page_size: int, context_tokens: int) -> HostCover:
-    """What an arena of pages of `page_size` tokens covers for sessions of `context_tokens` tokens (0: states alone).
+def host_cover(arena: HostArena, *, page_size: int, context_tokens: int, states: int = 1) -> HostCover:
+    """What an arena of pages of `page_size` tokens covers for sessions of `context_tokens` tokens (0: states alone), so many states each.
 
-    A session takes its pages' and its state's shares of a chunk; a fixed quota bounds each kind by itself.
+    A session takes its pages' and its states' shares of a chunk; a fixed quota bounds each kind by itself.
     """
-    by_states = arena.most_slots
+    by_states = arena.most_slots // states
     pages = ceil_div(context_tokens, page_size)
     if not pages or not arena.page_bytes:
         return HostCover(context_tokens, by_states, by_states, by_states)
     by_kv = arena.most_pages // pages
-    pages_per_chunk, slots_per_chunk = arena.chunk_bytes // arena.page_bytes, arena.chunk_bytes // arena.slot_bytes
-    shared = int(arena.n_chunks / (Fraction(pages, pages_per_chunk) + Fraction(1, slots_per_chunk)))
+    shared = int(arena.n_chunks / _chunks_a_session(arena, pages=pages, states=states))
     return HostCover(context_tokens, by_kv, by_states, min(by_kv, by_states, shared))
+
+
+def host_bytes_for(arena: HostArena, sessions: int, *, page_size: int, context_tokens: int, states: int = 1) -> int:
+    """The least bytes with which an arena of the same pages and states, without a quota, covers so many of these sessions."""
+    pages = ceil_div(context_tokens, page_size) if arena.page_bytes else 0
+    return ceil(sessions * _chunks_a_session(arena, pages=pages, states=states)) * arena.chunk_bytes
+
+
+def _chunks_a_session(arena: HostArena, *, pages: int, states: int) -> Fraction:
+    pages_per_chunk = arena.chunk_bytes // arena.page_bytes if pages else 1
+    return Fraction(pages, pages_per_chunk) + Fraction(states, arena.chunk_bytes // arena.slot_bytes)

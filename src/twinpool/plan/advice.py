@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 
 from twinpool.errors import TwinpoolError
 from twinpool.plan import inverse
+from twinpool.plan.host import host_size_for, proportional_cover
 from twinpool.plan.machine import Machine
 from twinpool.plan.sizing import Sizing, changed
-from twinpool.plan.workload import Fit, Workload, asked_running, fit, slots_needed, tokens_needed
-from twinpool.units import ceil_div, format_bytes
+from twinpool.plan.workload import Fit, Workload, asked_running, fit, slots_needed
+from twinpool.units import GB, ceil_div, format_bytes
 
 STRATEGIES_BY_SLOTS = ("extra_buffer_lazy", "no_buffer")
 ACCURACY = "changes results slightly: compare answers on your own tasks before you keep it"
@@ -29,12 +30,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTier:
-    """Host memory of one rank for idle sessions that the device cannot keep, split by coverage (bytes).
+    """Host memory of one rank for idle sessions that the device cannot keep, one memory for KV and states.
 
-    proportional_sessions: how many sessions the same bytes cover when they are split like the device pools.
+    sessions: those; covered_sessions: with those that the device has, which are copied as well; size_gb: for --hicache-size, 10^9
+    bytes; state_bytes, kv_bytes: what the covered sessions take of it. proportional_sessions: how many the same memory covers when
+    it is split like the device pools.
     """
 
     sessions: int
+    covered_sessions: int
+    size_gb: float
     state_bytes: int
     kv_bytes: int
     proportional_sessions: int
@@ -216,20 +221,22 @@ def _pin_reason(workload: Workload, sizing: Sizing) -> str:
 
 
 def _host_tier(workload: Workload, sizing: Sizing, setting: Setting) -> HostTier | None:
-    """Bytes for the idle sessions that the recommended split does not keep, so that KV and checkpoints cover the same ones."""
+    """For the idle sessions that the recommended split does not keep. The tier must cover all of them and the running ones: what the
+    device keeps has a copy there, too.
+    """
     missing, request = workload.idle_sessions - setting.workload.idle_sessions, sizing.request
     if missing <= 0 or not request.radix_cache:
         return None
-    per_worker = ceil_div(missing, request.dp)
-    slot = (request.stage_slot_bytes + request.stage_extra_bytes) * workload.checkpoints_per_session
-    one = replace(workload, running=0, idle_sessions=request.dp)
-    kv = tokens_needed(one, sizing) * request.kv_bytes_per_token // request.dcp
-    total = per_worker * (slot + kv)
-    device_states = setting.pin.slots // request.dp * (request.stage_slot_bytes + request.stage_extra_bytes)
+    covered = ceil_div(workload.idle_sessions, request.dp) + ceil_div(workload.running, request.dp)
+    size, arena = host_size_for(workload, sizing, sessions=covered)
+    device_states = setting.pin.slots // request.dp * arena.slot_bytes
     device_kv = setting.pin.tokens // request.dcp * request.kv_bytes_per_token
-    share = device_states / (device_states + device_kv)
-    covered = min(int(total * share) // slot, int(total * (1 - share)) // kv if kv else per_worker)
+    proportional = proportional_cover(
+        arena, state_share=device_states / (device_states + device_kv), page_tokens=request.page_size * request.dcp,
+        context_tokens=workload.tokens_per_request, states=workload.checkpoints_per_session,
+        total_bytes=int(size.size_gb * GB),
+    )  # fmt: skip
     return HostTier(
-        sessions=missing, state_bytes=per_worker * slot, kv_bytes=per_worker * kv,
-        proportional_sessions=min(covered, per_worker) * request.dp,
+        sessions=missing, covered_sessions=covered * request.dp, size_gb=size.size_gb, state_bytes=size.state_bytes,
+        kv_bytes=size.kv_bytes, proportional_sessions=min(proportional.together, covered) * request.dp,
     )  # fmt: skip

@@ -90,8 +90,6 @@ def _unused_flags(sizing: Sizing) -> Iterator[str]:
         yield "--mamba-full-memory-ratio is ignored: --max-mamba-cache-size beats it."
     elif one_slot_a_request(sizing.request) and flags.mamba_full_memory_ratio is not None:
         yield "--mamba-full-memory-ratio is ignored: without the radix cache each running request gets one slot."
-    if flags.enable_hierarchical_cache and flags.disable_radix_cache:
-        yield "--enable-hierarchical-cache is refused together with --disable-radix-cache."
     if flags.replicas > 1 and sizing.rules.name != "twinpool":
         yield (
             f"--dp-size {flags.replicas} without --enable-dp-attention starts separate replicas: slots and requests are "

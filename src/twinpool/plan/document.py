@@ -58,6 +58,7 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
         "balanced_ratio": outcome.balanced_ratio,
         "inverses": outcome.inverses,
         "advice": None if outcome.advice is None else _advice(outcome.advice),
+        "host": outcome.host,
         "launch_flags": outcome.launch_flags,
         "flags_without_effect": outcome.line.no_effect,
         "flags_not_modelled": outcome.line.not_modelled,

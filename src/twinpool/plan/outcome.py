@@ -12,6 +12,7 @@ from twinpool.config.launch import VARIABLES, LaunchLine
 from twinpool.plan import inverse
 from twinpool.plan.advice import Advice, Setting, advise
 from twinpool.plan.clamps import clamps
+from twinpool.plan.host import HostPlan, host_plan
 from twinpool.plan.machine import Machine
 from twinpool.plan.sizing import Sizing
 from twinpool.plan.workload import Fit, Workload, asked_running, balanced_ratio, fit
@@ -39,6 +40,7 @@ class Outcome:
     balance_tokens: the average context at which both pools run out together under the present split; shorter ones run
     out of states first, longer ones of KV.
     other_machines: whether other numbers of ranks could be planned. balanced_ratio: r* for the workload. launch_flags: to paste.
+    host: the host tier, None where none is asked for.
     """
 
     sizing: Sizing
@@ -52,6 +54,7 @@ class Outcome:
     inverses: Inverses | None
     advice: Advice | None
     launch_flags: tuple[str, ...]
+    host: HostPlan | None = None
 
 
 def outcome(
@@ -72,6 +75,7 @@ def outcome(
         inverses=_inverses(workload, sizing, machine_of) if workload is not None else None,
         advice=advice,
         launch_flags=launch_flags(sizing, advice),
+        host=host_plan(sizing, workload),
     )
 
 

@@ -9,11 +9,12 @@ from twinpool.models.builtin import builtin_models
 from twinpool.models.spec import ModelSpec
 from twinpool.plan.advice import Advice, Step
 from twinpool.plan.devices import devices
+from twinpool.plan.host import HostPlan
 from twinpool.plan.outcome import Inverses, Outcome
 from twinpool.plan.sizing import Sizing
 from twinpool.plan.workload import ASKED, EVEN, KV, STATES, Fit, Workload, rounded_ratio
 from twinpool.tables import table_text
-from twinpool.units import MIB, count, format_bytes, to_gib
+from twinpool.units import GB, MIB, count, format_bytes, to_gib
 
 BOUND = {STATES: "the state pool", KV: "the KV pool", ASKED: "--max-running-requests", EVEN: "both pools alike"}
 WAYS = (
@@ -29,6 +30,7 @@ def report_text(outcome: Outcome) -> str:
         blocks.append(f"Refused at boot: {outcome.sizing.refusal}")
     else:
         blocks += ["Memory of one rank\n" + ledger_table(outcome.sizing.ledger), _capacity(outcome)]
+    blocks += [host_text(outcome.host)] if outcome.host is not None else []
     blocks += [_bullets("What happens without asking", outcome.clamps)]
     if outcome.workload is not None:
         blocks += _workload_blocks(outcome, outcome.workload)
@@ -88,6 +90,27 @@ def _capacity(outcome: Outcome) -> str:
             "with longer ones the KV."
         )
     return "\n".join(lines)
+
+
+def host_text(host: HostPlan) -> str:
+    """The host tier, and the sessions that it covers under each way of dividing it."""
+    if host.refusal is not None:
+        return f"Host tier refused at boot: {host.refusal}"
+    rows = [
+        (name, f"{cover.by_kv:,}", f"{cover.by_states:,}", f"{cover.together:,}")
+        for name, cover in (
+            ("--hicache-mamba-size-gb, as given", host.quota),
+            ("one memory (auto)", host.auto),
+            ("split like the device pools", host.proportional),
+        )
+        if cover is not None
+    ]
+    checkpoints = f"{host.states} checkpoint{'s' * (host.states > 1)}"
+    table = table_text(("sessions covered", "by KV", "by states", "both"), rows, right=(1, 2, 3))
+    return (
+        f"Host tier: {host.total_bytes / GB:,.2f} GB on each rank, {host.write_policy}; sessions of {host.context_tokens:,} tokens with "
+        f"{checkpoints} each\n{table}\nWhat is on the device has a copy there, so only sessions beyond the device's own outlive it."
+    )
 
 
 def _bullets(heading: str, sentences: tuple[str, ...]) -> str:
@@ -180,9 +203,10 @@ def _hardware(advice: Advice, outcome: Outcome) -> Iterator[str]:
     host = advice.host
     if host is not None:
         yield (
-            f"a host tier for {host.sessions} idle sessions: {to_gib(host.state_bytes):.2f} GiB of states and "
-            f"{to_gib(host.kv_bytes):.2f} GiB of KV on each rank; split like the device pools, the same memory covers "
-            f"{host.proportional_sessions}"
+            f"--enable-hierarchical-cache --hicache-size {host.size_gb:g}: a host tier on each rank for {host.sessions:,} more idle "
+            f"sessions, {host.state_bytes / GB:,.2f} GB of states and {host.kv_bytes / GB:,.2f} GB of KV for all "
+            f"{host.covered_sessions:,} (what the device keeps is copied, too); split like the device pools, the same memory covers "
+            f"{host.proportional_sessions:,}"
         )
     yield f"devices: {_ranks(advice.ranks, outcome)}"
 

@@ -22,12 +22,18 @@ NOTE = (
     "Upper bounds for this run's order and times of admission, over the same requests; the clairvoyant one takes eviction, "
     "checkpoints and both capacities at their best, each on its own, so that no policy needs to reach it."
 )
+HOST_NOTE = (
+    " With a host tier it may keep KV and checkpoints in all of the device's and all of the host's memory, each kind as if the "
+    "other took nothing of the host, without duplicates, and copies are free."
+)
 LPM_NOTE = " Requests admitted at one moment count in order of arrival, which --schedule-policy lpm may change."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What the cache of a run has room for: KV pages of page_size tokens, state slots (None: the model has no state)."""
+    """What the cache of a run has room for, on device and host together: KV pages of page_size tokens, state slots (None: the
+    model has no state).
+    """
 
     page_size: int
     pages: int
@@ -81,19 +87,21 @@ class Seen:
 
 def bounds(experiment: Experiment, result: ReplayResult, tokens: TokenSpace | None = None) -> Bounds:
     """Upper bounds on the reuse of a run. tokens: the trace's, if they were numbered before."""
-    setup = result.setup
+    setup, host = result.setup, result.host
+    host_tokens, host_states = (host.most_tokens, host.most_states) if host is not None else (0, 0)
     capacity = Capacity(
         page_size=setup.page_size,
-        pages=setup.kv_tokens // setup.page_size,
-        slots=setup.slots if experiment.sizing.request.hybrid else None,
+        pages=(setup.kv_tokens + host_tokens) // setup.page_size,
+        slots=setup.slots + host_states if experiment.sizing.request.hybrid else None,
     )
+    note = NOTE if host is None else NOTE + HOST_NOTE
     by_arrival = experiment.sizing.resolved.schedule_policy == "fcfs"
     return bounds_of(
         experiment.trace,
         result.records,
         capacity,
         tokens=tokens or TokenSpace(experiment.trace),
-        note=NOTE if by_arrival else NOTE + LPM_NOTE,
+        note=note if by_arrival else note + LPM_NOTE,
     )
 
 

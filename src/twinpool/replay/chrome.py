@@ -16,7 +16,10 @@ REQUESTS, POOLS = 1, 2  # process ids: one group of tracks each
 
 def chrome_trace(result: ReplayResult) -> str:
     """JSON in the trace event format (the public "Trace Event Format" document), an event a line; virtual microseconds."""
-    events = [*_names(), *_requests(result.records), *_counters(result.samples, result.setup.page_size)]
+    setup = result.setup
+    events = [*_names(), *_requests(result.records), *_counters(result.samples, setup.page_size)]
+    if result.host is not None:
+        events += _host_counters(result.samples, setup.page_size)
     lines = ",\n".join(json.dumps(event, ensure_ascii=False, allow_nan=False) for event in events)
     return f'{{"displayTimeUnit":"ms","traceEvents":[\n{lines}\n]}}\n'
 
@@ -46,7 +49,7 @@ def _spans(record: RequestRecord, track: int) -> Iterator[Event]:
     """The phases that a request went through: queue, prefill, decode; a refusal is an instant."""
     about = {
         "session": record.session, "request": record.index, "input_tokens": record.input_tokens,
-        "output_tokens": record.output_tokens, "reused": record.reused, "kv_matched": record.kv_matched,
+        "output_tokens": record.output_tokens, "reused": record.reused, "from_host": record.from_host, "kv_matched": record.kv_matched,
         "retractions": record.retractions, "warm_up": record.warm_up, **dict(record.gaps),
     }  # fmt: skip
     if record.refusal:
@@ -77,6 +80,13 @@ def _counters(samples: Iterable[PoolSample], page_size: int) -> Iterator[Event]:
         }  # fmt: skip
         for name, parts in values.items():
             yield {"ph": "C", "name": name, "pid": POOLS, "tid": 0, "ts": _us(one.now_s), "args": parts}
+
+
+def _host_counters(samples: Iterable[PoolSample], page_size: int) -> Iterator[Event]:
+    """KV tokens and states on the host at every sample."""
+    for one in samples:
+        for name, value in (("host KV tokens", one.host_pages * page_size), ("host states", one.host_states)):
+            yield {"ph": "C", "name": name, "pid": POOLS, "tid": 0, "ts": _us(one.now_s), "args": {"used": value}}
 
 
 def _us(seconds: float) -> int:

@@ -8,13 +8,15 @@ from typing import Literal
 
 HELD = 0.95  # share of the best reuse that the plateau still has at its edge
 
-Pool = Literal["states", "KV"]
+Pool = Literal["states", "KV", "host"]
 Side = Literal["below", "above"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """One run: x on the axis; reuse and the two evicted gaps as shares of prompt tokens; mean free shares of both pools."""
+    """One run: x on the axis; reuse and the two evicted gaps as shares of prompt tokens; mean free shares of both pools, those of
+    the last tier where it ran out of room. one_memory: there both come from one memory without a split.
+    """
 
     x: float
     reuse: float
@@ -22,6 +24,7 @@ class Reading:
     kv_evicted: float
     slots_free: float
     pages_free: float
+    one_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +101,8 @@ def tighter_pool(reading: Reading) -> Pool:
     """What ran out. A state that is evicted below KV that stays says so itself (state_evicted); KV that is gone may have gone with
     the state of its leaf (prefix/evict.py), so there the pool with less free room is the one.
     """
+    if reading.one_memory:
+        return "host"
     if reading.state_evicted > reading.kv_evicted:
         return "states"
     return "states" if reading.slots_free < reading.pages_free else "KV"

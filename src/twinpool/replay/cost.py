@@ -10,13 +10,15 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from twinpool.errors import ConfigError
 from twinpool.plan.devices import Device
+from twinpool.replay.host_link import HostLink, Seconds
 from twinpool.step import StepPlan
 
-Seconds = npt.NDArray[np.float64]
+__all__ = ["Calibration", "CostModel", "Seconds", "device_rates", "host_link_rate", "read_calibration"]
+
+UNKNOWN_LINK_BYTES_PER_S = 50e9  # between devices and to the host, where the device is not in the table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,7 @@ class CostModel:
     """One rank. weight_bytes: dense weights, read by every step; expert_bytes: of all routed experts, of which a step reads
     those that its tokens are sent to (experts_per_token of n_experts). flops_per_token: products of one token's active weights;
     attention_flops: per token and token of context; kv_bytes_per_token, slot_bytes: read for each decode row, states written back.
-    reduce_bytes_per_token: sent to the other ranks.
+    reduce_bytes_per_token: sent to the other ranks. host: what copies to the host and back cost, None without a host tier.
     """
 
     weight_bytes: float
@@ -71,6 +73,7 @@ class CostModel:
     bandwidth_bytes_per_s: float
     link_bytes_per_s: float
     calibration: Calibration
+    host: HostLink | None = None
 
     def step_s(self, plan: StepPlan) -> Seconds:
         """Duration of each of the plan's steps (float64 [repeat])."""
@@ -80,7 +83,9 @@ class CostModel:
         new_tokens = sum(row.end - row.start for row in plan.rows)
         pairs = sum((row.end - row.start) * (row.start + row.end) for row in plan.rows) / 2
         read_tokens = sum(starts)
-        return self._duration(np.array([0.0]), new_tokens, read_tokens, pairs, len(plan.rows))
+        forward_s = self._duration(np.array([0.0]), new_tokens, read_tokens, pairs, len(plan.rows))
+        # A plan of several steps has no copies (sched/stride.py).
+        return forward_s if self.host is None else self.host.step_s(forward_s, plan.orders)
 
     def decode_s(self, lengths: list[int], steps: int) -> Seconds:
         """Durations of so many decode steps of rows that now have these lengths (float64 [steps])."""
@@ -113,6 +118,11 @@ class CostModel:
 def device_rates(device: Device | None, *, weight_dtype_bytes: float) -> tuple[float, float, float]:
     """(products a second, bytes a second, link bytes a second); an unknown device is an H100 by assumption of the report."""
     if device is None or not device.bandwidth_bytes_per_s:
-        return 100e12, 1e12, 50e9
+        return 100e12, 1e12, UNKNOWN_LINK_BYTES_PER_S
     flops = device.fp8_flops if weight_dtype_bytes <= 1 and device.fp8_flops else device.bf16_flops
     return flops, device.bandwidth_bytes_per_s, device.link_bytes_per_s or device.host_link_bytes_per_s
+
+
+def host_link_rate(device: Device | None) -> float:
+    """Bytes a second to the host, one direction."""
+    return (device.host_link_bytes_per_s if device is not None else 0.0) or UNKNOWN_LINK_BYTES_PER_S

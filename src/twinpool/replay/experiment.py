@@ -103,4 +103,5 @@ def setup_of(experiment: Experiment) -> Setup:
         strategy=resolved.strategy if resolved.radix_cache else "off", arrival=traffic.arrival,
         sessions_alive=traffic.sessions if traffic.arrival == "closed" else None, seed=traffic.seed,
         calibration=experiment.calibration.source,
+        write_policy=resolved.hicache_write_policy if resolved.enable_hierarchical_cache else None,
     )  # fmt: skip

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from twinpool.clock import Clock
 from twinpool.errors import MemoryRefusal, ModelError
+from twinpool.memory.host import HostArena
+from twinpool.memory.host_budget import host_arena
 from twinpool.memory.inputs import attention_ranks
 from twinpool.models.attention.spec import DsaSpec, GqaSpec, MlaSpec
 from twinpool.models.shapes import ConfigReader
 from twinpool.plan.sizing import Sizing
 from twinpool.plan.weight_part import text_config
 from twinpool.plan.weight_tree import model_parts
-from twinpool.replay.cost import Calibration, CostModel, device_rates
+from twinpool.replay.cost import Calibration, CostModel, device_rates, host_link_rate
+from twinpool.replay.host_link import HostLink
 from twinpool.sched.scheduler import Scheduler
 from twinpool.wiring import build_scheduler
 
@@ -22,7 +25,27 @@ def scheduler_of(sizing: Sizing, clock: Clock) -> Scheduler:
     """One worker's scheduler. Raises MemoryRefusal where the engine would not start."""
     if sizing.ledger is None:
         raise MemoryRefusal(sizing.refusal or "the pools do not fit")
-    return build_scheduler(sizing.resolved, sizing.ledger, clock=clock)
+    return build_scheduler(sizing.resolved, sizing.ledger, clock=clock, host=arena_of(sizing))
+
+
+def arena_of(sizing: Sizing) -> HostArena | None:
+    """One rank's host tier, empty; None without one. Raises MemoryRefusal when it is too small; the host's own memory is not known."""
+    if sizing.ledger is None:
+        return None
+    return host_arena(sizing.resolved, sizing.ledger, available_bytes=None)
+
+
+def host_link(sizing: Sizing) -> HostLink | None:
+    """What that tier's copies cost; None without one. Raises MemoryRefusal as arena_of does."""
+    arena = arena_of(sizing)
+    if arena is None:
+        return None
+    device = sizing.machine.device
+    return HostLink(
+        bytes_per_s=host_link_rate(device), page_bytes=arena.page_bytes, slot_bytes=arena.slot_bytes,
+        n_layers=len(sizing.model.spec.layers), one_way=device is not None and device.unified,
+        beside=sizing.rules.name != "twinpool",
+    )  # fmt: skip
 
 
 def cost_model(sizing: Sizing, calibration: Calibration) -> CostModel:
@@ -56,6 +79,7 @@ def cost_model(sizing: Sizing, calibration: Calibration) -> CostModel:
         bandwidth_bytes_per_s=bandwidth,
         link_bytes_per_s=link,
         calibration=calibration,
+        host=host_link(sizing),
     )
 
 

@@ -21,6 +21,15 @@ STATE_GAPS = (
 )  # of request.REUSE_GAPS, those that more room for states would close
 
 
+_TIGHTER = {
+    ("states", False): "The state pool was the tighter one",
+    ("KV", False): "The KV pool was the tighter one",
+    ("states", True): "The host tier's part for states was the tighter one",
+    ("KV", True): "The host tier's part for KV was the tighter one",
+    ("host", True): "The host tier was too small",
+}  # by pool, and whether the host tier ran out of room
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """A run to report: the trace as it was used, how it arrived, the numbers, and the upper bounds where they were asked for."""
@@ -43,7 +52,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recomputed:
-    """Tokens computed again: of prompts whose checkpoint or KV had been evicted, and of requests that had been retracted.
+    """Tokens computed again: of prompts whose checkpoint or KV had been evicted, of those that were on the host and found no room
+    on the device, and of requests that had been retracted.
 
     forgotten: at most; of those counted as new, what a cache that never forgets would have had, because the tree remembers
     evictions for a while only (the few that were never kept, such as the end of an answer, are in it); 0 without bounds.
@@ -53,11 +63,13 @@ class Recomputed:
     kv_evicted_tokens: int
     forgotten_tokens: int
     retracted_tokens: int
+    restore_failed_tokens: int = 0
 
     @property
     def tokens(self) -> int:
         """All of them."""
-        return self.state_evicted_tokens + self.kv_lost_tokens + self.retracted_tokens
+        lost = self.state_evicted_tokens + self.kv_lost_tokens
+        return lost + self.retracted_tokens + self.restore_failed_tokens
 
     @property
     def kv_lost_tokens(self) -> int:
@@ -93,6 +105,7 @@ def recomputed(outcome: Outcome) -> Recomputed:
         kv_evicted_tokens=gaps["kv_evicted"],
         forgotten_tokens=_forgotten_tokens(outcome, gaps["new"]),
         retracted_tokens=max(0, result.counts.computed_tokens - once) if result.counts.retractions else 0,
+        restore_failed_tokens=gaps.get("restore_failed", 0),
     )
 
 
@@ -135,7 +148,8 @@ def first_refused(result: ReplayResult) -> str:
 
 def pressure(outcome: Outcome) -> Pressure:
     """Which pool was the tighter one (cliff.tighter_pool), what its evictions cost, and what running requests waited for."""
-    again, running = recomputed(outcome), _running_sentences(outcome.result)
+    again = recomputed(outcome)
+    running = (*_restore_sentences(outcome.result, again), *_running_sentences(outcome.result))
     if not outcome.reuse_known:
         why = "Which pool limits reuse is unknown: the trace has lengths only, and every token counts as new."
         return Pressure(pool="neither", sentences=(why, *running))
@@ -143,21 +157,37 @@ def pressure(outcome: Outcome) -> Pressure:
     free = (
         f"on average {occupancy.slots_free:.1%} of the slots and {occupancy.pages_free:.1%} of the KV pages were free"
     )
+    host = outcome.result.host
+    if host is not None:
+        free += f", and {1 - host.kv_share - host.states_share:.1%} of the host tier"
     states, kv = again.state_evicted_tokens, again.kv_lost_tokens
     if not states and not kv:
         why = f"Neither pool cost reuse: nothing that was evicted was asked for again; {free}."
         return Pressure(pool="neither", sentences=(why, *running))
+    host_full = host is not None and host.ran_out
     reading = Reading(
         x=0, reuse=outcome.result.reuse.token_share, state_evicted=states / prompt, kv_evicted=kv / prompt,
-        slots_free=occupancy.slots_free, pages_free=occupancy.pages_free,
+        slots_free=host.states_free if host is not None and host_full else occupancy.slots_free,
+        pages_free=host.kv_free if host is not None and host_full else occupancy.pages_free,
+        one_memory=host is not None and host_full and not host.fixed_split,
     )  # fmt: skip
     pool = tighter_pool(reading)
     why = (
-        f"The {'state' if pool == 'states' else pool} pool was the tighter one: {states:,} prompt tokens ({states / prompt:.1%}) "
+        f"{_TIGHTER[pool, host_full]}: {states:,} prompt tokens ({states / prompt:.1%}) "
         f"were computed again because their checkpoint had been evicted, {kv:,} ({kv / prompt:.1%}) because their KV had, alone "
         f"or with its checkpoint; {free}."
     )
     return Pressure(pool=pool, sentences=(why, *running))
+
+
+def _restore_sentences(result: ReplayResult, again: Recomputed) -> tuple[str, ...]:
+    if not again.restore_failed_tokens or result.host is None:
+        return ()
+    sentence = (
+        f"{again.restore_failed_tokens:,} prompt tokens were on the host and were computed again, because the device had no room for "
+        "them (their KV, and a state slot beside the request's own)."
+    )
+    return (sentence,)
 
 
 def _running_sentences(result: ReplayResult) -> tuple[str, ...]:

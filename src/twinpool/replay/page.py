@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from twinpool.replay import report
+from twinpool.replay.host_use import HostUse
 from twinpool.replay.outcome import Outcome, pressure
 from twinpool.replay.record import PoolSample, RequestRecord
+from twinpool.replay.result import Setup
 from twinpool.reports.chart import Chart, Series
 from twinpool.reports.html import Section, html_page
 from twinpool.request import REUSE_GAPS
+from twinpool.units import GB
 
 MOST_POINTS = 400
 REUSE_BINS = 60
@@ -50,8 +53,22 @@ def _middle(outcome: Outcome) -> tuple[Section, ...]:
     return (
         Section("Pools", tables=(report.pools_table(outcome),), charts=pool_charts(samples, setup.page_size)),
         Section("Requests", paragraphs=(report.concurrency(outcome),), charts=(requests_chart(samples),)),
+        *_host(outcome),
         times,
         Section("Counts", tables=(report.counts_table(outcome),), paragraphs=report.refused_lines(outcome)),
+    )
+
+
+def _host(outcome: Outcome) -> tuple[Section, ...]:
+    host = outcome.result.host
+    if host is None:
+        return ()
+    samples = thinned(outcome.result.samples, MOST_POINTS)
+    chart = host_chart(samples, outcome.result.setup, host)
+    return (
+        Section(
+            "Host tier", tables=(report.host_table(host),), paragraphs=(report.host_use_text(host),), charts=(chart,)
+        ),
     )
 
 
@@ -81,6 +98,18 @@ def pool_charts(samples: Sequence[PoolSample], page_size: int) -> tuple[Chart, C
         Chart("State pool", _TIME, "slots", series=_over_time(samples, slots)),
         Chart("KV pool", _TIME, "tokens", series=_over_time(samples, tokens)),
     )
+
+
+def host_chart(samples: Sequence[PoolSample], setup: Setup, host: HostUse) -> Chart:
+    """The host's memory by what is in it over time, in GB."""
+    page_gb = setup.page_size * setup.kv_bytes_per_token / GB
+    state_gb = setup.slot_bytes / GB
+    parts: dict[str, Callable[[PoolSample], float]] = {
+        "KV": lambda one: one.host_pages * page_gb,
+        "states": lambda one: one.host_states * state_gb,
+        "free": lambda one: max(0.0, host.total_bytes / GB - one.host_pages * page_gb - one.host_states * state_gb),
+    }
+    return Chart("Host memory", _TIME, "GB", series=_over_time(samples, parts))
 
 
 def requests_chart(samples: Sequence[PoolSample]) -> Chart:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twinpool.replay.traffic import Arrival
@@ -15,7 +17,7 @@ MOST_SAMPLES = 2000
 class RequestRecord:
     """One request. Times in virtual seconds; first_token_s and finished_s None for one that was refused (refusal: why).
 
-    kv_matched, reused, gaps: of its first match (request.Reuse), tokens. warm_up: counts in no summary.
+    kv_matched, reused, from_host, gaps: of its first match (request.Reuse), tokens. warm_up: counts in no summary.
     """
 
     session: str
@@ -29,6 +31,7 @@ class RequestRecord:
     finished_s: float | None = None
     kv_matched: int = 0
     reused: int = 0
+    from_host: int = 0
     gaps: tuple[tuple[str, int], ...] = ()
     retractions: int = 0
     refusal: str = ""
@@ -36,7 +39,9 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class PoolSample:
-    """Both pools at one moment: KV pages (of page_size tokens) and state slots by owner, and the requests."""
+    """Both pools at one moment: KV pages (of page_size tokens) and state slots by owner, and the requests; pages and states on the
+    host, 0 without a host tier.
+    """
 
     now_s: float
     running: int
@@ -49,6 +54,14 @@ class PoolSample:
     slots_evictable: int
     slots_protected: int
     slots_held: int
+    host_pages: int = 0
+    host_states: int = 0
+
+
+def time_weights(samples: Sequence[PoolSample]) -> list[float]:
+    """How much each sample counts in a mean over time: seconds up to the next one, or alike where no step took time."""
+    spans = [later.now_s - sample.now_s for sample, later in itertools.pairwise(samples)] + [0.0] * bool(samples)
+    return spans if any(spans) else [1.0] * len(samples)
 
 
 class Recorder:
@@ -81,7 +94,7 @@ class Recorder:
                 session=arrival.session.id, index=arrival.index, warm_up=arrival.warm_up, input_tokens=request.prompt_len,
                 output_tokens=request.n_output, arrival_s=request.arrival_s, scheduled_s=request.first_scheduled_s,
                 first_token_s=request.first_token_s, finished_s=request.finished_s, kv_matched=reuse.kv_matched,
-                reused=reuse.reused, gaps=reuse.gaps, retractions=request.retractions,
+                reused=reuse.reused, from_host=reuse.from_host, gaps=reuse.gaps, retractions=request.retractions,
                 refusal=finish.message if finish is not None and finish.reason == "error" else "",
             )
         )  # fmt: skip
@@ -92,10 +105,12 @@ class Recorder:
         if now_s < self._next_s:
             return
         pages, slots = self._scheduler.counts()
+        tier = self._scheduler.book.tree.tier
         self.samples.append(
             PoolSample(
                 now_s, self._scheduler.n_running, self._scheduler.n_waiting, pages.free, pages.evictable, pages.protected,
                 pages.held, slots.free, slots.evictable, slots.protected, slots.held,
+                tier.arena.used_pages if tier is not None else 0, tier.arena.used_slots if tier is not None else 0,
             )
         )  # fmt: skip
         if len(self.samples) >= MOST_SAMPLES:

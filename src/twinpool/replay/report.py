@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from twinpool.replay.describe import Spread
+from twinpool.replay.host_use import HostUse
 from twinpool.replay.options import TrafficOptions
 from twinpool.replay.outcome import Outcome, first_refused, held, pressure, recomputed
 from twinpool.replay.result import Times
 from twinpool.tables import Table
-from twinpool.units import format_bytes
+from twinpool.units import GB, format_bytes
 
 SHOWN_REJECTS = 5
 GAP_MEANINGS = {
@@ -35,7 +36,7 @@ def report_text(outcome: Outcome) -> str:
         blocks += [f"{times_heading(outcome)}\n{times_table(outcome).text}", throughput(outcome.result.times)]
     else:
         blocks.append(NO_TIMES)
-    blocks += [f"{pools_table(outcome).text}\n{concurrency(outcome)}", *_trace_block(outcome)]
+    blocks += [f"{pools_table(outcome).text}\n{concurrency(outcome)}", *_host_block(outcome), *_trace_block(outcome)]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -56,8 +57,18 @@ def setup_lines(outcome: Outcome) -> tuple[str, ...]:
         f"state pool: {setup.slots:,} slots of {format_bytes(setup.slot_bytes)}; strategy {setup.strategy}, "
         f"{setup.slots_per_request} slots a running request, at most {setup.max_running_requests:,} of them",
         f"KV pool: {setup.kv_tokens:,} tokens of {setup.kv_bytes_per_token:,} bytes, in pages of {setup.page_size:,}",
+        *_host_line(outcome),
         f"sized as {setup.engine} does it; scheduled by twinpool",
     )
+
+
+def _host_line(outcome: Outcome) -> tuple[str, ...]:
+    host = outcome.result.host
+    if host is None:
+        return ()
+    room = f"{host.most_tokens:,} tokens {'and' if host.fixed_split else 'or'} {host.most_states:,} states"
+    split = "a fixed split" if host.fixed_split else "no fixed split"
+    return (f"host tier: {host.total_bytes / GB:,.2f} GB, {room}, {split}; {outcome.result.setup.write_policy}",)
 
 
 def arrival(traffic: TrafficOptions) -> str:
@@ -86,6 +97,8 @@ def reuse_table(outcome: Outcome) -> Table:
         return name, f"{tokens:,}", f"{tokens / prompt if prompt else 0:.1%}", meaning
 
     rows = [row("reused", reuse.reused_tokens, "up to the checkpoint that the request resumed from")]
+    if outcome.result.host is not None:
+        rows.append(row("  of it, from the host", reuse.from_host_tokens, "had left the device, and was brought back"))
     rows += [row(reason, tokens, GAP_MEANINGS[reason]) for reason, tokens in reuse.gaps if tokens]
     rows.append(row("all prompts", prompt, ""))
     rows.append(row("matched in KV", reuse.kv_matched_tokens, "what would be reused if every state were kept"))
@@ -111,6 +124,8 @@ def counts_table(outcome: Outcome) -> Table:
         f"after eviction of a state {again.state_evicted_tokens:,}, of KV {again.kv_evicted_tokens:,}{forgotten}, "
         f"after retraction {again.retracted_tokens:,}"
     )
+    if result.host is not None:
+        sources += f", for want of room to restore {again.restore_failed_tokens:,}"
     per_session = "" if kept.per_session is None else f"{kept.per_session:,.2f} for each session alive"
     rows = [
         ("requests", f"{counts.requests:,}", f"{counts.refused:,} of them refused"),
@@ -170,6 +185,27 @@ def pools_table(outcome: Outcome) -> Table:
     return Table(("Mean over time", "working", "protected", "evictable", "free"), rows, right=range(1, 5))
 
 
+def host_table(host: HostUse) -> Table:
+    """What was copied to the host and back, and what was not there for want of room; with warm-up."""
+    rows = [
+        ("copied to it", f"{host.saved_tokens:,}", f"{host.saved_states:,}", f"{host.saved_bytes / GB:,.2f}"),
+        ("brought back", f"{host.loaded_tokens:,}", f"{host.loaded_states:,}", f"{host.loaded_bytes / GB:,.2f}"),
+        ("dropped to make room", f"{host.dropped_tokens:,}", f"{host.dropped_states:,}", ""),
+        ("not copied for want of room", f"{host.unsaved_tokens:,}", f"{host.unsaved_states:,}", ""),
+    ]
+    return Table(("Host tier", "KV tokens", "states", "GB"), rows, right=range(1, 4))
+
+
+def host_use_text(host: HostUse) -> str:
+    """How the host's memory was used, in two sentences."""
+    free = 1 - host.kv_share - host.states_share
+    failed = f" {host.failed_restores:,} restores found no room on the device." if host.failed_restores else ""
+    return (
+        f"Mean over time: {host.kv_share:.1%} of it KV, {host.states_share:.1%} states, {free:.1%} free; at the end "
+        f"{host.resumable_share:.1%} of its KV led to a state.{failed}"
+    )
+
+
 def concurrency(outcome: Outcome) -> str:
     """Running and waiting requests, in one sentence."""
     occupancy, counts = outcome.result.occupancy, outcome.result.counts
@@ -195,6 +231,11 @@ def trace_lines(outcome: Outcome) -> tuple[str, ...]:
     if len(rejected) > SHOWN_REJECTS:
         lines.append(f"left out: {len(rejected) - SHOWN_REJECTS:,} more; --json lists them all")
     return tuple(lines)
+
+
+def _host_block(outcome: Outcome) -> tuple[str, ...]:
+    host = outcome.result.host
+    return (f"{host_table(host).text}\n{host_use_text(host)}",) if host is not None else ()
 
 
 def _trace_block(outcome: Outcome) -> tuple[str, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from twinpool.replay.describe import Spread, spread
-from twinpool.replay.record import PoolSample, RequestRecord
+from twinpool.replay.host_use import HostUse, host_use
+from twinpool.replay.record import PoolSample, RequestRecord, time_weights
 from twinpool.replay.run import Run
 from twinpool.request import REUSE_GAPS
 
@@ -16,7 +16,10 @@ SCHEMA = "twinpool-replay/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What ran: names, and the sizes of both pools (slots, tokens, page size), S, and how arrivals were made."""
+    """What ran: names, and the sizes of both pools (slots, tokens, page size), S, and how arrivals were made.
+
+    write_policy: of the host tier, None without one.
+    """
 
     trace: str
     model: str
@@ -34,13 +37,15 @@ class Setup:
     sessions_alive: int | None
     seed: int
     calibration: str
+    write_policy: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReuseSummary:
     """Prompt tokens of all counted requests: reused, matched in KV alone, and the rest by reason (request.REUSE_GAPS).
 
-    token_share: reused / prompt; kv_share: kv_matched / prompt.
+    from_host_tokens: the part of the reused ones that was brought back from the host. token_share: reused / prompt; kv_share:
+    kv_matched / prompt.
     """
 
     prompt_tokens: int
@@ -49,6 +54,7 @@ class ReuseSummary:
     token_share: float
     kv_share: float
     gaps: tuple[tuple[str, int], ...]
+    from_host_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +119,7 @@ class Occupancy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayResult:
-    """samples, records: what the summaries are made of (pools over time; one a request)."""
+    """samples, records: what the summaries are made of (pools over time; one a request). host: None without a host tier."""
 
     setup: Setup
     reuse: ReuseSummary
@@ -122,6 +128,7 @@ class ReplayResult:
     occupancy: Occupancy
     samples: tuple[PoolSample, ...]
     records: tuple[RequestRecord, ...]
+    host: HostUse | None = None
 
 
 def summarise(run: Run, setup: Setup) -> ReplayResult:
@@ -129,10 +136,11 @@ def summarise(run: Run, setup: Setup) -> ReplayResult:
     records = tuple(run.recorder.records)
     counted = [record for record in records if not record.warm_up]
     served = [record for record in counted if record.finished_s is not None and not record.refusal]
-    samples = tuple(run.recorder.samples)
+    samples, book = tuple(run.recorder.samples), run.scheduler.book
     return ReplayResult(
         setup=setup, reuse=_reuse(served), counts=_counts(run, counted), times=_times(served, run.duration_s),
         occupancy=_occupancy(samples), samples=samples, records=records,
+        host=host_use(book.tree, samples, failed_restores=book.totals.failed_restores),
     )  # fmt: skip
 
 
@@ -147,6 +155,7 @@ def _reuse(records: list[RequestRecord]) -> ReuseSummary:
     return ReuseSummary(
         prompt_tokens=prompt, reused_tokens=reused, kv_matched_tokens=matched, token_share=_share(reused, prompt),
         kv_share=_share(matched, prompt), gaps=tuple(gaps.items()),
+        from_host_tokens=sum(record.from_host for record in records),
     )  # fmt: skip
 
 
@@ -191,16 +200,15 @@ def _times(records: list[RequestRecord], duration_s: float) -> Times:
 
 
 def _occupancy(samples: tuple[PoolSample, ...]) -> Occupancy:
-    spans = [later.now_s - sample.now_s for sample, later in itertools.pairwise(samples)] + [0.0] * bool(samples)
-    if not any(spans):  # no step took time: every sample counts alike
-        spans = [1.0] * len(samples)
+    weights = time_weights(samples)
 
     def mean(value: str) -> float:
-        return _share(sum(getattr(one, value) * span for one, span in zip(samples, spans, strict=True)), sum(spans))
+        whole = sum(getattr(one, value) * weight for one, weight in zip(samples, weights, strict=True))
+        return _share(whole, sum(weights))
 
     slots = mean("slots_free") + mean("slots_evictable") + mean("slots_protected") + mean("slots_held")
     pages = mean("pages_free") + mean("pages_evictable") + mean("pages_protected") + mean("pages_held")
-    running = sorted(zip((one.running for one in samples), spans, strict=True))
+    running = sorted(zip((one.running for one in samples), weights, strict=True))
     return Occupancy(
         slots_working=_share(mean("slots_held"), slots), slots_protected=_share(mean("slots_protected"), slots),
         slots_evictable=_share(mean("slots_evictable"), slots), slots_free=_share(mean("slots_free"), slots),

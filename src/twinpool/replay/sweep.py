@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 
 from twinpool.config.deployment import deployment_options
 from twinpool.config.field import Option, Value, options_of
-from twinpool.errors import ConfigError, ModelError
-from twinpool.plan.sizing import Sizing, changed
+from twinpool.errors import ConfigError, MemoryRefusal, ModelError
+from twinpool.plan.sizing import Sizing
 from twinpool.replay.describe import Spread
 from twinpool.replay.options import TrafficOptions
 from twinpool.replay.result import ReplayResult
+from twinpool.replay.sweep_host import AUTO, HostSplitOption, check_tier, with_tier
 
 MOST_POINTS = 5000
 UNLIMITED = "unlimited"
@@ -22,18 +23,19 @@ UNLIMITED = "unlimited"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
     """What a sweep can vary. name: in tables and JSON; flag: takes its values; field: of Deployment, or of TrafficOptions
-    where traffic is set.
+    where traffic is set, or of HostSplitOption. words: values that stand beside numbers and are on no line.
     """
 
     name: str
     flag: str
     field: str
     traffic: bool = False
+    words: tuple[str, ...] = ()
 
     @property
     def option(self) -> Option:
         """The option that one value is given to: its type, limits and single flag."""
-        options = options_of(TrafficOptions) if self.traffic else deployment_options()
+        options = options_of(TrafficOptions) if self.traffic else (*deployment_options(), *options_of(HostSplitOption))
         return next(option for option in options if option.field == self.field)
 
     @property
@@ -42,7 +44,6 @@ class Axis:
         return self.option.kind is not str
 
 
-# A host tier has no size here yet: its issue adds one line.
 AXES = (
     Axis(name="slots", flag="--slots", field="max_mamba_cache_size"),
     Axis(name="ratio", flag="--ratio", field="mamba_full_memory_ratio"),
@@ -52,6 +53,9 @@ AXES = (
     Axis(name="track_interval", flag="--track-intervals", field="mamba_track_interval"),
     Axis(name="chunk_size", flag="--chunk-sizes", field="chunked_prefill_size"),
     Axis(name="page_size", flag="--page-sizes", field="page_size"),
+    Axis(name="host_size", flag="--host-sizes", field="hicache_size"),
+    Axis(name="host_split", flag="--host-splits", field="host_split", words=(AUTO,)),
+    Axis(name="write_policy", flag="--write-policies", field="hicache_write_policy"),
 )
 Grid = Mapping[Axis, tuple[Value, ...]]
 
@@ -74,7 +78,9 @@ class Point:
 class Measured:
     """What is kept of a run; names as in replay/result.py. Shares are of prompt tokens, except those of the pools: mean shares of
     slots and pages over time. Times in modelled seconds, None where nothing was timed. infinite_token_share: reuse of the
-    same requests with an infinite cache, None where it was not looked at.
+    same requests with an infinite cache, None where it was not looked at. from_host_share: reused after it was brought back from
+    the host. host_dropped_tokens, host_dropped_states: from the host, or not copied there, for want of room; host_kv_free,
+    host_states_free: mean free shares there, None without a host tier; host_split: whether it has quotas.
     """
 
     slots: int
@@ -104,6 +110,12 @@ class Measured:
     output_tokens_per_s: float
     duration_s: float
     infinite_token_share: float | None = None
+    from_host_share: float = 0.0
+    host_dropped_tokens: int = 0
+    host_dropped_states: int = 0
+    host_kv_free: float | None = None
+    host_states_free: float | None = None
+    host_split: bool = False
 
     def gap(self, reason: str) -> float:
         """Share of prompt tokens that were not reused for this reason."""
@@ -151,8 +163,11 @@ def values_of(axis: Axis, text: str) -> tuple[Value, ...]:
     """'80,120' or '80:1000:12' (so many values from first to last, evenly by their logarithm). Raises ConfigError."""
     option = axis.option
     words = _spread(axis, text) if ":" in text else [word.strip() for word in text.split(",")]
-    values = []
+    values: list[Value] = []
     for word in words:
+        if word in axis.words:
+            values.append(word)
+            continue
         value = -1 if word == UNLIMITED and option.flag.minus_one else option.parse(word)
         if value == "" or (isinstance(value, int) and value == -1 and word != UNLIMITED):
             raise ConfigError(
@@ -212,6 +227,7 @@ def points_of(sizing: Sizing, traffic: TrafficOptions, grid: Grid) -> tuple[Poin
     """
     for axis in grid:
         _check(axis, sizing, traffic)
+        check_tier(axis.flag, axis.field, varied={one.field for one in grid}, sizing=sizing)
     points = [
         _point(sizing, traffic, dict(zip(grid, values, strict=True))) for values in itertools.product(*grid.values())
     ]
@@ -236,8 +252,8 @@ def _point(sizing: Sizing, traffic: TrafficOptions, chosen: Mapping[Axis, Value]
     theirs = {axis.field: value for axis, value in chosen.items() if axis.traffic}
     traffic = replace(traffic, **theirs)  # type: ignore[arg-type]
     try:
-        sized = changed(sizing, **flags) if flags else sizing
-    except (ConfigError, ModelError) as error:
+        sized = with_tier(sizing, flags)
+    except (ConfigError, MemoryRefusal, ModelError) as error:
         return Point(values=values, sizing=None, traffic=traffic, refusal=str(error))
     if sized.ledger is None:
         return Point(values=values, sizing=None, traffic=traffic, refusal=sized.refusal or "")
@@ -262,13 +278,18 @@ def bound_key(point: Point) -> tuple[object, ...]:
 
 
 def main_axis(grid: Grid) -> Axis | None:
-    """The axis of plots and cliffs: the first of AXES that is numeric and has two values."""
-    return next((axis for axis in AXES if axis.numeric and len(grid.get(axis, ())) > 1), None)
+    """The axis of plots and cliffs: the first of AXES that is numeric and has two numbers."""
+    return next((axis for axis in AXES if axis.numeric and len(_numbers(grid.get(axis, ()))) > 1), None)
+
+
+def _numbers(values: Iterable[Value]) -> list[Value]:
+    return [value for value in values if not isinstance(value, str)]
 
 
 def measured_of(result: ReplayResult, infinite_token_share: float | None) -> Measured:
     """A run in the numbers that a sweep keeps."""
     setup, reuse, counts, times, pools = result.setup, result.reuse, result.counts, result.times, result.occupancy
+    host = result.host
     prompt = max(1, reuse.prompt_tokens)
     ttft = times.ttft_s
     return Measured(
@@ -282,7 +303,12 @@ def measured_of(result: ReplayResult, infinite_token_share: float | None) -> Mea
         queue_p50_s=_p50(times.queue_s), ttft_p50_s=_p50(ttft), ttft_p99_s=ttft.p99 if ttft else None,
         tpot_p50_s=_p50(times.tpot_s), e2e_p50_s=_p50(times.e2e_s), input_tokens_per_s=times.input_tokens_per_s,
         output_tokens_per_s=times.output_tokens_per_s, duration_s=times.duration_s,
-        infinite_token_share=infinite_token_share,
+        infinite_token_share=infinite_token_share, from_host_share=reuse.from_host_tokens / prompt,
+        host_dropped_tokens=host.dropped_tokens + host.unsaved_tokens if host is not None else 0,
+        host_dropped_states=host.dropped_states + host.unsaved_states if host is not None else 0,
+        host_kv_free=host.kv_free if host is not None else None,
+        host_states_free=host.states_free if host is not None else None,
+        host_split=host is not None and host.fixed_split,
     )  # fmt: skip
 
 

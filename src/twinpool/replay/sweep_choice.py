@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from twinpool.config.field import Value
 from twinpool.replay.cliff import Reading, Shape, shape_of
+from twinpool.replay.outcome import STATE_GAPS
 from twinpool.replay.sweep import Measured, Row, Sweep
 
 TIE = 0.005  # shares of the best reuse that are as good as the best: other things decide
@@ -45,6 +46,8 @@ def lines_of(sweep: Sweep) -> tuple[Line, ...]:
         return ()
     groups: dict[tuple[tuple[str, Value], ...], list[tuple[float, Row]]] = {}
     for row in sweep.measured:
+        if isinstance(dict(row.point.values)[sweep.over.name], str):
+            continue  # a word is at no place of the axis
         groups.setdefault(_others(row, sweep.over.name), []).append((_x(row, sweep.over.name), row))
     found = []
     for others, pairs in groups.items():
@@ -67,9 +70,14 @@ def _x(row: Row, over: str) -> float:
 
 
 def _reading(x: float, measured: Measured) -> Reading:
+    slots_free, pages_free = measured.slots_free, measured.pages_free
+    host_full = bool(measured.host_dropped_tokens or measured.host_dropped_states)
+    if host_full and measured.host_states_free is not None and measured.host_kv_free is not None:
+        slots_free, pages_free = measured.host_states_free, measured.host_kv_free
     return Reading(
-        x=x, reuse=measured.token_share, state_evicted=measured.gap("state_evicted"), kv_evicted=measured.gap("kv_evicted"),
-        slots_free=measured.slots_free, pages_free=measured.pages_free,
+        x=x, reuse=measured.token_share, state_evicted=sum(measured.gap(reason) for reason in STATE_GAPS),
+        kv_evicted=measured.gap("kv_evicted"), slots_free=slots_free, pages_free=pages_free,
+        one_memory=host_full and not measured.host_split,
     )  # fmt: skip
 
 
@@ -95,6 +103,8 @@ def _choices(sweep: Sweep) -> list[Choice]:
         for x, row in zip(line.xs, line.rows, strict=True):
             below, above = line.shape.margins(x)
             found.append(Choice(row=row, x=x, below=below, above=above))
+    on_lines = {id(choice.row) for choice in found}
+    found += [Choice(row=row) for row in sweep.measured if id(row) not in on_lines]
     return found
 
 

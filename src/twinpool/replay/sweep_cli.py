@@ -54,6 +54,16 @@ class AxisOptions:
         ),
     ] = None  # fmt: skip
     page_sizes: Annotated[str | None, Flag("Tokens of a KV page.", metavar="VALUES")] = None
+    host_sizes: Annotated[
+        str | None, Flag("Host tier in GB (10^9 bytes) on each rank; 0 is none.", metavar="VALUES")
+    ] = None  # fmt: skip
+    host_splits: Annotated[
+        str | None,
+        Flag("Share of the host tier that only states may take; auto is no split.", metavar="VALUES"),
+    ] = None
+    write_policies: Annotated[
+        str | None, Flag("When prefixes are copied to the host (--hicache-write-policy).", metavar="NAMES")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

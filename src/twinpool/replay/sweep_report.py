@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from twinpool.plan.outcome import launch_flags
 from twinpool.replay.cliff import HELD, Cliff
+from twinpool.replay.outcome import STATE_GAPS
 from twinpool.replay.sweep import Measured, Row, Sweep, label_of, value_text, values_text
 from twinpool.replay.sweep_choice import Choice, Line, choice_of, lines_of
 from twinpool.replay.sweep_store import measured_object
@@ -19,7 +20,7 @@ from twinpool.units import format_bytes
 
 SCHEMA = "twinpool-replay-sweep/1"
 ENOUGH = 0.75  # share of the infinite cache's reuse under which it is the memory that is missing, not a better division
-_POOL = {"states": "state slots", "KV": "KV"}
+_POOL = {"states": "state slots", "KV": "KV", "host": "host memory"}
 
 
 def sweep_text(sweep: Sweep) -> str:
@@ -111,6 +112,8 @@ def _table(sweep: Sweep, choice: Choice | None) -> Table:
     columns = [(head, text) for head, text in _COLUMNS if head not in names]
     if not _timed(sweep):
         columns = columns[: -len(_TIMES)]
+    if not _has_host(sweep):
+        columns = [(head, text) for head, text in columns if head != "from host"]
     head = [*map(label_of, names), *(head for head, _ in columns), ""]
     rows = []
     for row in sweep.measured:
@@ -140,8 +143,9 @@ _COLUMNS: tuple[_Column, ...] = (
     ("KV tokens", lambda found: f"{found.kv_tokens:,}"),
     ("reuse", lambda found: _percent(found.token_share)),
     ("infinite", lambda found: _percent(found.infinite_token_share)),
-    ("state evicted", lambda found: _percent(found.gap("state_evicted"))),
+    ("state evicted", lambda found: _percent(sum(found.gap(reason) for reason in STATE_GAPS))),
     ("KV evicted", lambda found: _percent(found.gap("kv_evicted"))),
+    ("from host", lambda found: _percent(found.from_host_share)),
     ("retracted", lambda found: f"{found.retractions:,}"),
     ("refused", lambda found: f"{found.refused:,}"),
     ("running", lambda found: f"{found.mean_running:.1f}"),
@@ -153,6 +157,10 @@ def _timed(sweep: Sweep) -> bool:
     return any(
         row.measured.duration_s > 0 for row in sweep.rows if row.measured is not None and sweep.arrival != "count"
     )
+
+
+def _has_host(sweep: Sweep) -> bool:
+    return any(row.measured.host_kv_free is not None for row in sweep.rows if row.measured is not None)
 
 
 def _refused(sweep: Sweep) -> Table:
@@ -174,7 +182,7 @@ def charts(sweep: Sweep) -> tuple[Chart, ...]:
     lines = lines_of(sweep)
     label = label_of(sweep.over.name)
     xs = [x for line in lines for x in line.xs]
-    log_x = bool(xs) and max(xs) > 5 * min(xs)
+    log_x = bool(xs) and max(xs) > 5 * min(xs) > 0
     marks = tuple(mark for line in lines[:1] for mark in _marks(line))
 
     def chart(title: str, unit: str, value: Callable[[Measured], float | None]) -> Chart:
@@ -206,10 +214,23 @@ def _findings(sweep: Sweep, choice: Choice | None) -> list[str]:
     found: list[str] = []
     for line in lines_of(sweep):
         found += _cliff_sentences(line, sweep)
+    found += _beside_lines(sweep)
     found += _upper_bound(sweep)
     if choice is not None:
         found.append(_recommendation(sweep, choice))
     return [*found, *sweep.notes]
+
+
+def _beside_lines(sweep: Sweep) -> list[str]:
+    """Points whose value is a word, which has no place on the axis."""
+    over = sweep.over
+    if over is None or not over.words:
+        return []
+    return [
+        f"{values_text(row.point.values)}: {row.measured.token_share:.1%} reuse."
+        for row in sweep.measured
+        if row.measured is not None and dict(row.point.values)[over.name] in over.words
+    ]
 
 
 def _upper_bound(sweep: Sweep) -> list[str]:

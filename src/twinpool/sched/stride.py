@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from twinpool.sched.book import Book
 from twinpool.sched.sequence import Sequence
+from twinpool.step import HostCopy
 
 # Given the lengths (tokens) of the rows of the next step: how many steps may pass before something from outside must be seen.
 Horizon = Callable[[list[int]], int]
@@ -25,12 +26,20 @@ def stride(book: Book, horizon: Horizon) -> int:
     shape = book.shape
     if book.waiting and len(running) < shape.max_running_requests:
         return 1  # each step tries to admit
+    tier = book.tree.tier is not None
+    if tier and any(isinstance(order, HostCopy) for order in book.orders):
+        return 1  # the copy takes time that no other step of a run would take
     steps = min(sequence.remaining_outputs for sequence in running)
     if shape.track_slots:
         steps = min(steps, _checkpoint_limit(book, running))
     if steps > 1:
         steps = min(steps, horizon([sequence.planned for sequence in running]))
-    room_pages = book.pages.available + book.tree.evictable_pages
+    if tier:
+        # What is evicted may be copied to the host, in the step that evicts it: no step of a run does.
+        room_pages = book.pages.available
+        steps = _until_a_slot_is_short(book, running, steps)
+    else:
+        room_pages = book.pages.available + book.tree.evictable_pages
     while steps > 1 and pages_for(running, steps, shape.page_size) > room_pages:
         steps //= 2
     if steps > 1 and _evicts_both(book, running, steps):
@@ -65,6 +74,18 @@ def _checkpoint_limit(book: Book, running: list[Sequence]) -> int:
         elif lazy:
             limit = min(limit, until)
     return limit
+
+
+def _until_a_slot_is_short(book: Book, running: list[Sequence], steps: int) -> int:
+    """Of so many steps those before a checkpoint may find no free slot."""
+    shape, free_slots = book.shape, book.slots.available
+    # The lazy strategy's second slot is taken from the free ones, too.
+    until = sorted(
+        shape.track_tokens - sequence.planned % shape.track_tokens
+        for sequence in running
+        if len(sequence.tracks) < shape.track_slots or shape.is_lazy
+    )
+    return min(steps, until[free_slots] - 1) if len(until) > free_slots else steps
 
 
 def _evicts_both(book: Book, running: list[Sequence], steps: int) -> bool:

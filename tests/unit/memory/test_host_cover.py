@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from twinpool.memory.host import HostArena
-from twinpool.memory.host_cover import HostCover, host_cover
+from twinpool.memory.host_cover import HostCover, host_bytes_for, host_cover
 from twinpool.units import ceil_div
 
 
@@ -58,3 +58,26 @@ def test_so_many_sessions_fit(
         sessions += 1
     # Packing into whole chunks may cost a session; more than covered never fit.
     assert cover.together - 1 <= sessions <= cover.together
+
+
+def test_a_session_with_several_states() -> None:
+    arena = HostArena(total_bytes=12 * 40, page_bytes=10, slot_bytes=40)
+    cover = host_cover(arena, page_size=2, context_tokens=8, states=3)
+    assert cover == HostCover(8, by_kv=12, by_states=4, together=3)
+    assert host_bytes_for(arena, 3, page_size=2, context_tokens=8, states=3) == 12 * 40
+
+
+@given(
+    sessions=st.integers(1, 50), page_bytes=st.integers(0, 9), slot_bytes=st.integers(1, 40), page_size=st.integers(1, 4),
+    context_tokens=st.integers(1, 30), states=st.integers(1, 3),
+)  # fmt: skip
+def test_the_least_bytes_for_so_many_sessions(
+    sessions: int, page_bytes: int, slot_bytes: int, page_size: int, context_tokens: int, states: int
+) -> None:
+    def covered(total_bytes: int) -> int:
+        arena = HostArena(total_bytes=total_bytes, page_bytes=page_bytes, slot_bytes=slot_bytes)
+        return host_cover(arena, page_size=page_size, context_tokens=context_tokens, states=states).together
+
+    empty = HostArena(total_bytes=0, page_bytes=page_bytes, slot_bytes=slot_bytes)
+    wanted = host_bytes_for(empty, sessions, page_size=page_size, context_tokens=context_tokens, states=states)
+    assert covered(wanted) >= sessions > covered(wanted - empty.chunk_bytes)

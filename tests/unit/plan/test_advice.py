@@ -8,10 +8,11 @@ from tests.unit.plan.plans import builtin, machine, manual, plan
 from twinpool.config.engines import TWINPOOL
 from twinpool.config.launch import read_launch, split_words
 from twinpool.plan.advice import Advice, advise
+from twinpool.plan.host import host_plan
 from twinpool.plan.outcome import launch_flags
-from twinpool.plan.sizing import Sizing
+from twinpool.plan.sizing import Sizing, changed
 from twinpool.plan.workload import Workload, fit
-from twinpool.units import GIB, MIB
+from twinpool.units import GB, GIB, MIB
 
 S5 = {"mamba_radix_cache_strategy": "extra_buffer"}
 
@@ -85,9 +86,16 @@ def test_what_no_flag_holds_gets_the_nearest_split_a_host_tier_and_more_ranks() 
     assert 0 < advice.setting.workload.idle_sessions < 50
     assert advice.host is not None
     assert advice.host.sessions == 50 - advice.setting.workload.idle_sessions
-    assert advice.host.state_bytes == advice.host.sessions * advice.final.request.stage_slot_bytes
-    assert advice.host.kv_bytes == advice.host.sessions * 16_384 * 24_576
-    assert advice.host.proportional_sessions < advice.host.sessions
+    assert advice.host.covered_sessions == 50 + 20
+    assert advice.host.state_bytes == 70 * advice.final.request.stage_slot_bytes
+    assert advice.host.kv_bytes == 70 * 16_384 * 24_576
+    assert advice.host.proportional_sessions < 70
+    assert 0 <= advice.host.size_gb - (advice.host.state_bytes + advice.host.kv_bytes) / GB < 0.2
+    given = changed(sizing, enable_hierarchical_cache=True, hicache_size=advice.host.size_gb)
+    found = host_plan(given, work)
+    assert found is not None
+    assert found.auto is not None
+    assert found.auto.together == 70
     assert advice.ranks == 2
     assert [step.title for step in advice.options] == ["--mamba-ssm-dtype bfloat16", "--kv-cache-dtype fp8_e4m3"]
     assert all(step.warning for step in advice.options)

@@ -58,10 +58,6 @@ def sentences(line: LaunchLine | None = None, **flags: Any) -> tuple[str, ...]:
             {"mamba_full_memory_ratio": 0.5, "max_mamba_cache_size": None, "disable_radix_cache": True, "max_running_requests": 9},
             "--mamba-full-memory-ratio is ignored: without the radix cache each running request gets one slot.",
         ),
-        (
-            {"enable_hierarchical_cache": True, "disable_radix_cache": True},
-            "--enable-hierarchical-cache is refused together with --disable-radix-cache.",
-        ),
         ({"dp_size": 2}, "--dp-size 2 without --enable-dp-attention starts separate replicas"),
         ({"max_total_tokens": 10**9}, "max_total_tokens=1000000000 is larger than the profiled value"),
         ({"chunked_prefill_size": 32}, "--chunked-prefill-size 32 is below the state chunk of 64 tokens"),

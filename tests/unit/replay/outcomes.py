@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from twinpool.replay.bound import Bounds
 from twinpool.replay.describe import Spread
+from twinpool.replay.host_use import HostUse
 from twinpool.replay.options import TrafficOptions
 from twinpool.replay.outcome import Outcome
 from twinpool.replay.record import PoolSample, RequestRecord
@@ -34,6 +35,11 @@ RECORDS = (
 )  # fmt: skip
 BOUNDS = Bounds(
     infinite_tokens=600, infinite_token_share=0.6, clairvoyant_tokens=500, clairvoyant_token_share=0.5, limits="kv", note="At most."
+)  # fmt: skip
+HOST = HostUse(
+    total_bytes=10**10, most_tokens=6400, most_states=100, fixed_split=False, saved_tokens=640, saved_states=6, saved_bytes=10**9,
+    loaded_tokens=64, loaded_states=1, loaded_bytes=10**8, dropped_tokens=128, dropped_states=2, unsaved_tokens=0,
+    unsaved_states=0, failed_restores=1, kv_share=0.5, states_share=0.25, kv_free=0.25, states_free=0.25, resumable_share=0.9,
 )  # fmt: skip
 SAMPLES = (
     PoolSample(0.0, 1, 0, 8, 0, 0, 3, 7, 0, 0, 3),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from tests.unit.replay.outcomes import BOUNDS, outcome
+from tests.unit.replay.outcomes import BOUNDS, HOST, outcome
 from twinpool.replay.document import replay_json
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -37,7 +37,8 @@ def documented() -> Iterator[str]:
 
 
 def test_every_key_is_documented() -> None:
-    found = replace(outcome(rejected=1), bounds=BOUNDS)
+    made = outcome(rejected=1)
+    found = replace(made, bounds=BOUNDS, result=replace(made.result, host=HOST))
     assert sorted(documented()) == sorted({*keys(json.loads(replay_json(found, records=True)), "")})
 
 
@@ -57,7 +58,8 @@ def test_numbers_and_columns() -> None:
         "state_evicted": 128, "no_checkpoint": 0, "below_grid": 0, "kv_evicted": 64, "new": 552
     }  # fmt: skip
     assert found["recomputed"] == {
-        "tokens": 448, "state_evicted_tokens": 128, "kv_evicted_tokens": 64, "forgotten_tokens": 0, "retracted_tokens": 256
+        "tokens": 448, "state_evicted_tokens": 128, "kv_evicted_tokens": 64, "forgotten_tokens": 0, "retracted_tokens": 256,
+        "restore_failed_tokens": 0,
     }  # fmt: skip
     assert found["samples"]["now_s"] == [0.0, 5.0, 10.0]
     assert found["samples"]["slots_held"] == [3, 5, 0]

@@ -27,7 +27,7 @@ def test_every_axis_has_its_flag_and_its_single_option() -> None:
     assert {one.flag for one in AXES} == {option.name for option in options_of(AxisOptions)}
     assert axis("slots").option.name == "--max-mamba-cache-size"
     assert axis("sessions_alive").option.name == "--sessions"
-    assert [one.name for one in AXES if not one.numeric] == ["strategy"]
+    assert [one.name for one in AXES if not one.numeric] == ["strategy", "write_policy"]
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,9 @@ def test_every_axis_has_its_flag_and_its_single_option() -> None:
         ("strategy", "extra_buffer, no_buffer", ("extra_buffer", "no_buffer")),
         ("path_cap", "1,unlimited", (1, -1)),
         ("chunk_size", "unlimited,2048", (-1, 2048)),
+        ("host_size", "0,32", (0.0, 32.0)),
+        ("host_split", "auto,0.25", ("auto", 0.25)),
+        ("write_policy", "write_back", ("write_back",)),
     ],
 )
 def test_values(name: str, text: str, values: tuple[object, ...]) -> None:
