@@ -19,6 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 FAMILIES = (
     "qwen3_5", "qwen3_5_moe", "qwen3_next", "granite", "granite_rope", "granite_moe", "lfm2", "lfm2_moe",
     "nemotron", "nemotron_latent", "falcon", "falcon_plain", "bamba", "zamba", "zamba_rope",
+    "kimi", "kimi_narrow", "ling", "ling_narrow", "glm",
 )  # fmt: skip
 VOCAB = 260  # 256 bytes, <|endoftext|>, <|im_start|>, <|im_end|>, one that no text makes
 EOS = 258
@@ -84,6 +85,30 @@ _ZAMBA: dict[str, Any] = {
     "num_key_value_heads": 4, "tie_word_embeddings": True, "initializer_range": 0.15,
 }  # fmt: skip
 _ZAMBA_ROPE: dict[str, Any] = {"use_mem_rope": True, "use_shared_attention_adapter": True, "num_mem_blocks": 1}
+_LATENT: dict[str, Any] = {
+    **_PLAIN, "num_key_value_heads": 4, "kv_lora_rank": 12, "q_lora_rank": None, "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8, "v_head_dim": 6, "num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+    "n_shared_experts": 1, "routed_scaling_factor": 1.5, "layer_types": _HYBRID,
+}  # fmt: skip
+_KIMI: dict[str, Any] = {**_LATENT, "linear_head_dim": 8, "linear_num_heads": 3}
+_NARROW_QUERIES: dict[str, Any] = {"q_lora_rank": 10, "attention_bias": True}
+_LING: dict[str, Any] = {
+    **_LATENT, "head_dim": 8, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
+    # The published ones have drafts, what transformers saves has none.
+    "num_mtp_layers": 0,
+}  # fmt: skip
+_GLM: dict[str, Any] = {
+    "text_config": {
+        **{key: value for key, value in _LATENT.items() if key != "num_local_experts"}, "layer_types": None,
+        "linear_head_dim": 8, "linear_num_heads": 3, "q_lora_rank": 10, "qk_rope_head_dim": 0, "n_routed_experts": 8,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "dense"], "swiglu_limit": 0.5, "hc_mult": 3, "hc_sinkhorn_iters": 4,
+        "index_topk": 1024, "index_head_dim": 16, "index_n_heads": 2, "index_kpool": 4,
+    },
+    "vision_config": {
+        "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32,
+        "projection_intermediate_size": 32,
+    },
+}  # fmt: skip
 # Family -> configuration class, model class, what its config says.
 _CLASSES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", _COMMON),
@@ -105,6 +130,15 @@ _CLASSES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bamba": ("BambaConfig", "BambaForCausalLM", {**_MAMBA, "attn_layer_indices": [2]}),
     "zamba": ("Zamba2Config", "Zamba2ForCausalLM", _ZAMBA),
     "zamba_rope": ("Zamba2Config", "Zamba2ForCausalLM", _ZAMBA | _ZAMBA_ROPE),
+    "kimi": ("KimiLinearConfig", "KimiLinearForCausalLM", _KIMI),
+    "kimi_narrow": ("KimiLinearConfig", "KimiLinearForCausalLM", _KIMI | _NARROW_QUERIES),
+    "ling": ("BailingHybridConfig", "BailingHybridForCausalLM", _LING),
+    "glm": ("Glm5NextConfig", "Glm5NextForConditionalGeneration", _GLM),
+    "ling_narrow": (
+        "BailingHybridConfig",
+        "BailingHybridForCausalLM",
+        _LING | _NARROW_QUERIES | {"kda_safe_gate": False},
+    ),
 }
 
 
@@ -141,7 +175,7 @@ def _spread(model: torch.nn.Module) -> None:
             parameter.copy_(torch.rand_like(parameter) * 0.4)
         elif name.endswith("expert_bias"):
             parameter.copy_(torch.randn_like(parameter) * 0.2)
-        elif "norm" in name or name.endswith((".D", ".bias")):
+        elif "norm" in name or name.endswith((".D", ".bias", "_hc.base", "_hc.scale")):
             parameter.add_(torch.randn_like(parameter.float()).mul(0.1).to(parameter.dtype))
 
 
@@ -161,7 +195,8 @@ def write_tokenizer(folder: Path) -> None:
 @cache
 def load_reference(folder: Path) -> Any:
     """Unmodified transformers, float32, eager attention."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    (name,) = json.loads((folder / "config.json").read_text())["architectures"]
+    model = getattr(transformers, name).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     return model.eval()
 
 

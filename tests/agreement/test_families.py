@@ -10,6 +10,8 @@ from tests.agreement.llm_runs import Said, checkpoint, conversation, greedy, pro
 from tests.tiny_models import FAMILIES
 from twinpool.engine.checkpoint import read_spec
 from twinpool.errors import ConfigError
+from twinpool.models.attention.spec import DsaSpec
+from twinpool.models.spec import ModelSpec
 
 STRATEGIES = {
     "extra_buffer": {"mamba_radix_cache_strategy": "extra_buffer"},
@@ -58,6 +60,12 @@ def test_retraction(family: str) -> None:
         assert llm.engine.snapshot().totals.retracted_requests > 0
 
 
+def index_bytes(spec: ModelSpec, kv_dtype: str) -> int:
+    """Bytes a token that are kept for sparse indices, behind the latents, which have no views."""
+    sparse = [layer.attention for layer in spec.layers if isinstance(layer.attention, DsaSpec)]
+    return sum(s.kv_bytes_per_token(kv_dtype, 1) - s.latent.kv_bytes_per_token(kv_dtype, 1) for s in sparse)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtypes", [{}, {"mamba_ssm_dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}])
 def test_memory_is_as_planned(family: str, dtypes: dict[str, str]) -> None:
@@ -66,9 +74,10 @@ def test_memory_is_as_planned(family: str, dtypes: dict[str, str]) -> None:
         ledger, memory = llm.engine.facts.ledger, llm.engine._executor._memory
         ssm, kv = dtypes.get("mamba_ssm_dtype", "float32"), dtypes.get("kv_cache_dtype", "float32")
         states = sum(view[0].nbytes for states in memory.states for view in (states.conv, states.ssm))
-        tokens = sum(view[0].nbytes for layer in memory.kv for view in (layer.keys, layer.values)) / memory.page_size
+        views = {view.data_ptr(): view[0].nbytes for layer in memory.kv for view in (layer.keys, layer.values)}
+        tokens = sum(views.values()) / memory.page_size + index_bytes(spec, kv)
         assert states == ledger.slot_bytes == spec.slot_bytes(ssm_dtype=ssm, conv_dtype="float32")
-        assert tokens == spec.kv_bytes_per_token(kv_dtype=kv)
+        assert tokens == spec.kv_bytes_per_token(kv_dtype=kv) == memory.arena.page_bytes / memory.page_size
         pools = sum(ledger.line(name).bytes for name in ("conv states", "ssm states", "padding slot", "KV pool"))
         padding = memory.arena.page_bytes + memory.arena.rounding_bytes  # both out of the slack
         assert memory.buffer.nbytes == (pools + padding) // 4 * 4

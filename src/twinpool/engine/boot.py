@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from twinpool.engine.core import Engine, EngineFacts
 from twinpool.engine.disk import open_disk_tier
 from twinpool.engine.executor import Forward, TorchExecutor
 from twinpool.engine.report import BatchLog
-from twinpool.engine.tensors import Memory
+from twinpool.engine.tensors import KvShape, Memory
 from twinpool.engine.text import Tokenizer
 from twinpool.errors import ConfigError, ModelError
 from twinpool.memory.arena import Arena
@@ -31,8 +32,8 @@ from twinpool.memory.host_budget import host_arena
 from twinpool.memory.inputs import memory_request
 from twinpool.memory.ledger import Ledger
 from twinpool.models.adopt import SOURCES, AdoptedModel, load_model
-from twinpool.models.attention.spec import GqaSpec
 from twinpool.models.native import set_threads, use_native
+from twinpool.models.shapes import item_bytes
 from twinpool.models.spec import ModelSpec
 from twinpool.models.step_batch import PackedStep
 from twinpool.wiring import build_scheduler
@@ -167,8 +168,9 @@ def _host_tier(resolved: Resolved, ledger: Ledger) -> HostArena | None:
 def _allocate(spec: ModelSpec, resolved: Resolved, ledger: Ledger, tier: HostArena | None) -> Memory:
     """The rank's one buffer."""
     attention = [layer.attention for layer in spec.layers if layer.attention is not None]
-    kv_shapes = [shape for shape in attention if isinstance(shape, GqaSpec)]
-    assert len(kv_shapes) == len(attention), "adopted models keep keys and values by head"
+    kv_shapes = [shape for shape in attention if isinstance(shape, KvShape)]
+    assert len(kv_shapes) == len(attention), "adopted models keep keys and values by head, or a latent"
+    _check_pages(resolved, ledger)
     arena = Arena(
         page_bytes=ledger.page_bytes,
         slot_bytes=ledger.slot_bytes,
@@ -186,6 +188,18 @@ def _allocate(spec: ModelSpec, resolved: Resolved, ledger: Ledger, tier: HostAre
         device=resolved.device,
         host=tier,
     )
+
+
+def _check_pages(resolved: Resolved, ledger: Ledger) -> None:
+    """Raise ConfigError for pages that are no whole number of elements, which an index of odd bytes a token can make."""
+    widths = (resolved.kv_cache_dtype, resolved.mamba_ssm_dtype, resolved.mamba_conv_dtype)
+    width = max(item_bytes(dtype) for dtype in widths)
+    if ledger.page_bytes % width:
+        fitting = resolved.page_size * width // math.gcd(ledger.page_bytes, width)
+        raise ConfigError(
+            f"--page-size {resolved.page_size} makes pages of {ledger.page_bytes:,} bytes, which elements of {width} bytes do not "
+            f"fill: use --page-size {fitting}."
+        )
 
 
 def _log_pools(facts: EngineFacts, arena_bytes: int, tier: HostArena | None) -> None:

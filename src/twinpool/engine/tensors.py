@@ -1,8 +1,9 @@
 """The rank's one buffer, and what lies where in it: typed, strided views of KV pages and state slots for every layer.
 
-    KV page:    layer 0: K [page_size, heads, dim], V [page_size, heads, dim]; layer 1: K, V; ...   (attention layers
-    only) state slot: ssm state of every linear layer, then the conv window of every linear layer; rounded up to whole
-    pages
+    KV page:    layer 0: K [page_size, heads, dim], V [page_size, heads, dim]; layer 1: K, V; ...   (attention layers only)
+    state slot: ssm state of every linear layer, then the conv window of every linear layer; rounded up to whole pages
+
+A latent (MLA) is one K of one head, and its own V; what is kept for sparse indices lies behind all layers of a page.
 
 Views never copy: what a kernel writes through them is in the buffer (memory/arena.py has the geometry).
 """
@@ -18,7 +19,7 @@ import torch
 
 from twinpool.memory.arena import ALIGN_BYTES, Arena
 from twinpool.memory.host import HostArena
-from twinpool.models.attention.spec import GqaSpec
+from twinpool.models.attention.spec import DsaSpec, GqaSpec, MlaSpec
 from twinpool.models.shapes import StateShapes
 from twinpool.request import Int32Array
 from twinpool.step import HostCopy, HostFill, StoreCopy
@@ -27,11 +28,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 # All bits set is a NaN in every float format.
 _NAN_BYTE = 0xFF
 _NOTHING = (0,)
+# Attention whose cache has views here.
+KvShape = GqaSpec | MlaSpec | DsaSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KvViews:
-    """One attention layer's cache: keys and values, each [pages + 1, page_size, heads, head_dim]; page 0 is padding."""
+    """One attention layer's cache: keys and values, each [pages + 1, page_size, heads, head_dim]; page 0 is padding.
+
+    Of a latent both are the same view, [pages + 1, page_size, 1, width].
+    """
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -56,7 +62,7 @@ class Memory:
         arena: Arena,
         *,
         page_size: int,
-        kv_shapes: Sequence[GqaSpec],
+        kv_shapes: Sequence[KvShape],
         state_shapes: Sequence[StateShapes],
         kv_dtype: str,
         ssm_dtype: str,
@@ -145,19 +151,27 @@ def _zeroed(size_bytes: int, device: str) -> torch.Tensor:
     return torch.from_numpy(room[start : start + size_bytes // 4 * 4])
 
 
-def _kv_views(typed: torch.Tensor, arena: Arena, *, page_size: int, shapes: Sequence[GqaSpec]) -> tuple[KvViews, ...]:
+def _kv_views(typed: torch.Tensor, arena: Arena, *, page_size: int, shapes: Sequence[KvShape]) -> tuple[KvViews, ...]:
     """Views of every attention layer; `typed` is the buffer in the KV dtype."""
     views: list[KvViews] = []
     at_bytes = arena.kv_offset_bytes
     for shape in shapes:
-        pair: list[torch.Tensor] = []
-        for head_dim in (shape.head_dim, shape.v_head_dim):
-            item = (page_size, shape.kv_heads, head_dim)
+        parts: list[torch.Tensor] = []
+        for heads, head_dim in _kv_parts(shape):
+            item = (page_size, heads, head_dim)
             view, at_bytes = _view(typed, item, at_bytes, count=arena.n_pages + 1, stride_bytes=arena.page_bytes)
-            pair.append(view)
-        views.append(KvViews(*pair))
+            parts.append(view)
+        views.append(KvViews(parts[0], parts[-1]))
     assert at_bytes - arena.kv_offset_bytes <= arena.page_bytes, "the layers' KV is larger than a page"
     return tuple(views)
+
+
+def _kv_parts(shape: KvShape) -> tuple[tuple[int, int], ...]:
+    """(Heads, elements of one) of what a layer keeps of a token."""
+    if isinstance(shape, GqaSpec):
+        return (shape.kv_heads, shape.head_dim), (shape.kv_heads, shape.v_head_dim)
+    latent = shape.latent if isinstance(shape, DsaSpec) else shape
+    return ((1, latent.kv_lora_rank + latent.qk_rope_head_dim),)
 
 
 def _state_views(

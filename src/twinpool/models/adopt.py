@@ -25,8 +25,8 @@ from twinpool.errors import ModelError
 from twinpool.models.blocks import Linear
 from twinpool.models.bound import BoundMemory, Step
 from twinpool.models.config_file import read_config
-from twinpool.models.families import bamba, falcon, granite, lfm2, nemotron, qwen, zamba
-from twinpool.models.families.base import Decoder, Parts, Source
+from twinpool.models.families import bamba, falcon, glm, granite, kimi, lfm2, ling, nemotron, qwen, zamba
+from twinpool.models.families.base import Decoder, Parts, Source, WithHead
 from twinpool.models.step_batch import MemoryViews, StepBatch
 from twinpool.models.weights import assign_weights, read_weights
 
@@ -40,6 +40,9 @@ SOURCES: dict[str, Source] = {
     **falcon.SOURCES,
     **bamba.SOURCES,
     **zamba.SOURCES,
+    **kimi.SOURCES,
+    **ling.SOURCES,
+    **glm.SOURCES,
 }
 # Frequencies of these change with the length of the sequence, which a table made at boot cannot follow.
 _MOVING_ROPE = ("dynamic", "longrope")
@@ -102,7 +105,9 @@ def load_model(folder: Path, *, dtype: str, device: str = "cpu", context_len: in
     source.check(config)
     with torch.device("meta"):
         model = getattr(modeling, source.model)(config)
-    tensors = read_weights(folder, ignored=source.ignored, renamed=source.renamed)
+        model = model if hasattr(model, "lm_head") else WithHead(model)
+    ignored = (*source.ignored, *_draft_layers(config))
+    tensors = read_weights(folder, ignored=ignored, renamed=source.renamed, joined=source.joined)
     assign_weights(model, tensors, dtype=DTYPES[dtype], folder=folder)
     place = torch.device(device)
     with torch.inference_mode():
@@ -144,6 +149,13 @@ def _check_activation(config: Any, source: Source) -> None:
     said = getattr(config, "hidden_act", source.activation)
     if said != source.activation:
         raise ModelError(f"config.json says hidden_act='{said}'; only '{source.activation}' runs here.")
+
+
+def _draft_layers(config: Any) -> list[str]:
+    """Prefixes of the names of draft layers that are numbered after the model's own."""
+    drafts: int = getattr(config, "num_nextn_predict_layers", None) or 0
+    numbers = range(config.num_hidden_layers, config.num_hidden_layers + drafts)
+    return [f"{stem}.layers.{number}." for stem in ("model", "model.language_model") for number in numbers]
 
 
 def _plain_float(value: dict[str, Any]) -> Any:

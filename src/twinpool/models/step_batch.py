@@ -66,7 +66,10 @@ class KvLayer(Protocol):
 
     @property
     def keys(self) -> torch.Tensor:
-        """[pages + 1, page_size, kv_heads, head_dim]; each page contiguous, pages at any constant distance."""
+        """[pages + 1, page_size, kv_heads, head_dim]; each page contiguous, pages at any constant distance.
+
+        A latent (MLA) is one head of kv_lora_rank + qk_rope_head_dim elements, and its values are the same memory.
+        """
         ...
 
     @property

@@ -14,11 +14,14 @@ from twinpool.errors import ModelError
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 
 
-def read_weights(folder: Path, *, ignored: Iterable[str], renamed: Mapping[str, str]) -> dict[str, torch.Tensor]:
+def read_weights(
+    folder: Path, *, ignored: Iterable[str], renamed: Mapping[str, str], joined: Mapping[str, tuple[str, ...]]
+) -> dict[str, torch.Tensor]:
     """All tensors of a folder's safetensors files.
 
     ignored: prefixes of names to leave out (other modalities, draft layers); renamed: regular expression -> replacement, in
-    order. Experts that are stored one by one (under their names after that) come out stacked: `*.experts.gate_up_proj`
+    order; joined: end of a name -> ends of the names of its parts, after renaming, which come out one after another in its
+    first axis. Experts that are stored one by one (under their names after renaming) come out stacked: `*.experts.gate_up_proj`
     [experts, 2 intermediate, hidden], or `*.experts.up_proj` without gates, and `*.experts.down_proj`. Raises ModelError if
     there are no files or one cannot be read.
     """
@@ -35,6 +38,8 @@ def read_weights(folder: Path, *, ignored: Iterable[str], renamed: Mapping[str, 
                     tensors[_rename(name, renamed)] = file.get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise ModelError(f"{path} cannot be read: {str(error).strip().splitlines()[0]}.") from error
+    for end, parts in joined.items():
+        _join(tensors, end, parts)
     return _stack_experts(tensors)
 
 
@@ -88,6 +93,16 @@ def _rename(name: str, renamed: Mapping[str, str]) -> str:
     for pattern, replacement in renamed.items():
         name = re.sub(pattern, replacement, name)
     return name
+
+
+def _join(tensors: dict[str, torch.Tensor], end: str, parts: tuple[str, ...]) -> None:
+    """Put the tensors `<stem><part>` into one `<stem><end>`, for every stem that has any of them."""
+    stems = {name.removesuffix(part) for name in tensors for part in parts if name.endswith(part)}
+    for stem in stems:
+        lacking = [stem + part for part in parts if stem + part not in tensors]
+        if lacking:
+            raise ModelError(f"the weights lack {_list(lacking)}.")
+        tensors[stem + end] = torch.cat([tensors.pop(stem + part) for part in parts])
 
 
 def _stack_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

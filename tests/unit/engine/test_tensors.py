@@ -12,7 +12,7 @@ import torch
 
 from twinpool.engine.tensors import Memory
 from twinpool.memory.arena import Arena
-from twinpool.models.attention.spec import GqaSpec
+from twinpool.models.attention.spec import DsaSpec, GqaSpec, MlaSpec
 from twinpool.models.shapes import StateShapes
 from twinpool.units import GIB
 
@@ -115,3 +115,22 @@ def test_a_large_arena_takes_no_memory_before_it_is_used() -> None:
     )
     assert not memory.kv[0].keys[-1].any()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+
+
+def test_a_latent_is_one_view_and_an_index_is_room_behind_all_of_them() -> None:
+    sparse = DsaSpec(MlaSpec(6, 2), index_dim=16, pool_tokens=4)
+    arena = Arena(page_bytes=PAGE_SIZE * (2 * 8 * 2 + 4), slot_bytes=72, n_slots=1, n_pages=3)
+    memory = Memory(
+        arena,
+        page_size=PAGE_SIZE,
+        kv_shapes=[MlaSpec(6, 2), sparse],
+        state_shapes=[],
+        kv_dtype="bfloat16",
+        ssm_dtype="float32",
+        conv_dtype="bfloat16",
+    )
+    first, second = memory.kv
+    assert first.keys is first.values
+    assert first.keys.shape == second.keys.shape == (4, PAGE_SIZE, 1, 8)
+    assert second.keys.data_ptr() - first.keys.data_ptr() == first.keys[0].nbytes
+    assert arena.page_bytes - first.keys[0].nbytes - second.keys[0].nbytes == PAGE_SIZE * 4

@@ -49,12 +49,34 @@ class Parts:
         return self.model.config
 
 
+class WithHead(nn.Module):
+    """A transformers model that has no head of its own (the text part of a larger one), and a head."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model, self.config = model, model.config
+        self.lm_head = nn.Linear(self.config.hidden_size, self.config.vocab_size, bias=False)
+        tied = self.config.tie_word_embeddings
+        self.all_tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"} if tied else {}
+
+    @property
+    def base_model(self) -> Any:
+        """The model below its head."""
+        return self.model
+
+    def get_input_embeddings(self) -> Any:
+        """Its table of embeddings."""
+        return self.model.get_input_embeddings()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """One architecture: its classes in transformers, the names of its weights, and its rebuilding.
 
-    module: below transformers.models; config, model: classes of its configuration and modeling files. ignored: prefixes of other
-    modalities and draft layers; renamed: regular expression in a name of the checkpoint -> its replacement, applied in order.
+    module: below transformers.models; config, model: classes of its configuration and modeling files, the model's with a head or
+    without. ignored: prefixes of other modalities and draft layers; renamed: regular expression in a name of the checkpoint -> its
+    replacement, applied in order; joined: end of a name -> ends of the names (after renaming) of the tensors that make it, one after
+    another.
     check: raises ModelError for a config that our layers do not do; activation: the only hidden_act they do. rotary: where the model
     below its head keeps its rotary module (which may be None or missing), None for models that have no such place.
     """
@@ -65,6 +87,7 @@ class Source:
     build: Callable[[Parts], Decoder]
     ignored: tuple[str, ...] = ("mtp.",)
     renamed: Mapping[str, str] = field(default_factory=dict)
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     check: Callable[[Any], None] = lambda config: None
     activation: str = "silu"
     rotary: str | None = "rotary_emb"

@@ -77,7 +77,11 @@ def glm_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
 
 
 def ling_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
-    """Ling-3 (bailing_hybrid): in every group the last layer is attention with a latent. Raises ModelError."""
-    heads, head_dim = reader.integer("num_attention_heads"), reader.integer("head_dim", default=128)
+    """Ling-3 (bailing_hybrid): in every group the last layer is attention with a latent. Raises ModelError.
+
+    What transformers saves has the rotated width as head_dim, and the heads' width as linear_head_dim.
+    """
+    heads = reader.integer("num_attention_heads")
+    head_dim = reader.integer("linear_head_dim", default=reader.integer("head_dim", default=128))
     kda = KdaSpec(heads, head_dim, reader.integer("short_conv_kernel_size", default=4, least=2))
     return grouped_layers(reader, LayerSpec(linear=kda))

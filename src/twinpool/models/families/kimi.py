@@ -1,0 +1,110 @@
+"""Kimi-Linear: Kimi Delta Attention or attention over a latent without positions, then an MLP or experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from twinpool.errors import ModelError
+from twinpool.models.attention.latent_layer import adopt_latent
+from twinpool.models.blocks import Linear, Mlp, Moe, PreNormLayer, RmsNorm, Router, make_experts
+from twinpool.models.families.base import Decoder, Parts, Source
+from twinpool.models.kda.layer import adopt_kda
+
+# Keys of config.json of which only one value is what transformers' model does. Nobody else reads them, so they are told apart here.
+_ONLY = {
+    "mla_use_nope": True,
+    "mla_use_output_gate": False,
+    "moe_router_activation_func": "sigmoid",
+    "moe_layer_freq": 1,
+}
+
+
+def check(config: Any) -> None:
+    """Raise ModelError for what transformers' model leaves out: positions, other gates, other scores of experts."""
+    for key, only in _ONLY.items():
+        value = getattr(config, key, only)
+        if value != only:
+            raise ModelError(f"config.json says {key}={value!r}; only {only!r} runs here.")
+    if (getattr(config, "linear_attn_config", None) or {}).get("use_full_rank_gate"):
+        raise ModelError("config.json says use_full_rank_gate=True; only gates through a narrow matrix run here.")
+
+
+def build(parts: Parts) -> Decoder:
+    """Our layers with the model's weights, in its order."""
+    return Decoder(layers=tuple(_layer(parts, block) for block in parts.base.layers), norm=_norm(parts.base.norm))
+
+
+def _layer(parts: Parts, block: Any) -> PreNormLayer:
+    mixer: nn.Module
+    if block.block_type == "linear_attention":
+        mixer = adopt_kda(block.self_attn, layer=next(parts.linear), lower_bound=None)
+    else:
+        mixer = adopt_latent(block.self_attn, layer=next(parts.attention), table=parts.table)
+    return PreNormLayer(
+        norm=_norm(block.input_layernorm),
+        mixer=mixer,
+        second_norm=_norm(block.post_attention_layernorm),
+        mlp=feed_forward(block.mlp),
+    )
+
+
+def feed_forward(module: Any) -> Mlp | Moe:
+    """Our MLP, or experts as DeepSeek-V3 chooses them: by sigmoids, with a bias for the choice, and one shared."""
+    if not hasattr(module, "experts"):
+        return _mlp(module)
+    return Moe(
+        router=make_router(module.gate), experts=make_experts(module.experts), shared=_mlp(module.shared_experts)
+    )
+
+
+def make_router(gate: Any) -> Router:
+    """Ours with the weights of a transformers DeepSeek-V3 router."""
+    bias = gate.e_score_correction_bias
+    if gate.num_group > 1:
+        # Experts of closed groups count as 0 for us and as minus infinity for transformers: no open one may come below.
+        bias = bias - bias.min().clamp(max=0.0)
+    return Router(
+        linear=Linear([gate.weight]),
+        top_k=gate.top_k,
+        sigmoid=True,
+        bias=bias,
+        groups=gate.num_group,
+        top_groups=gate.topk_group,
+        normalise=gate.norm_topk_prob,
+        epsilon=1e-20,
+        scale=gate.routed_scaling_factor,
+    )
+
+
+def _mlp(module: Any) -> Mlp:
+    return Mlp(gate_up=Linear([module.gate_proj.weight, module.up_proj.weight]), down=Linear([module.down_proj.weight]))
+
+
+def _norm(module: Any) -> RmsNorm:
+    return RmsNorm(module.weight, module.variance_epsilon)
+
+
+# The published names: the decay's parts beside the projections, experts numbered as in Mixtral.
+FORGET_GATE = {r"\.self_attn\.(f_a_proj\.|f_b_proj\.|f_proj\.|dt_bias$|A_log$)": r".self_attn.forget_gate.\1"}
+CONVOLUTIONS = {".conv1d.weight": (".q_conv1d.weight", ".k_conv1d.weight", ".v_conv1d.weight")}
+_RENAMED = {
+    **FORGET_GATE,
+    r"\.block_sparse_moe\.": ".mlp.",
+    r"(\.experts\.\d+)\.w1\.": r"\1.gate_proj.",
+    r"(\.experts\.\d+)\.w3\.": r"\1.up_proj.",
+    r"(\.experts\.\d+)\.w2\.": r"\1.down_proj.",
+}
+SOURCES = {
+    "KimiLinearForCausalLM": Source(
+        module="kimi_linear",
+        config="KimiLinearConfig",
+        model="KimiLinearForCausalLM",
+        build=build,
+        check=check,
+        renamed=_RENAMED,
+        joined=CONVOLUTIONS,
+        rotary=None,
+    )
+}

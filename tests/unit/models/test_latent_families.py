@@ -1,0 +1,131 @@
+"""Kimi-Linear, Ling-3 and GLM-5-Next: configs as published, what is refused, and drafts behind the last layer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.tiny_models import tiny_checkpoint
+from twinpool import LLM
+from twinpool.engine.checkpoint import read_spec
+from twinpool.errors import ConfigError, ModelError
+from twinpool.models.adopt import load_model
+
+
+@pytest.fixture(scope="module")
+def cache_dir(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def copied(source: Path, target: Path, **keys: object) -> Path:
+    """A copy with keys of config.json changed; None takes one out."""
+    shutil.copytree(source, target)
+    config = json.loads((target / "config.json").read_text()) | keys
+    (target / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("mla_use_nope", False),
+        ("mla_use_output_gate", True),
+        ("moe_router_activation_func", "softmax"),
+        ("moe_layer_freq", 2),
+    ],
+)
+def test_keys_that_transformers_leaves_out_are_refused(
+    cache_dir: Path, tmp_path: Path, key: str, value: object
+) -> None:
+    folder = copied(tiny_checkpoint("kimi", cache_dir), tmp_path / "a", **{key: value})
+    with pytest.raises(ModelError, match=f"config.json says {key}={value!r}; only "):
+        load_model(folder, dtype="float32", context_len=8)
+
+
+def test_a_full_gate_is_refused(cache_dir: Path, tmp_path: Path) -> None:
+    linear = {
+        "use_full_rank_gate": True,
+        "head_dim": 8,
+        "num_heads": 3,
+        "full_attn_layers": [3],
+        "kda_layers": [1, 2, 4],
+    }
+    folder = copied(tiny_checkpoint("kimi", cache_dir), tmp_path / "a", linear_attn_config=linear)
+    with pytest.raises(ModelError, match="use_full_rank_gate=True"):
+        load_model(folder, dtype="float32", context_len=8)
+
+
+def test_the_published_form_of_a_kimi_config(cache_dir: Path, tmp_path: Path) -> None:
+    saved = tiny_checkpoint("kimi", cache_dir)
+    linear = {
+        "head_dim": 8,
+        "num_heads": 3,
+        "short_conv_kernel_size": 4,
+        "full_attn_layers": [3],
+        "kda_layers": [1, 2, 4],
+    }
+    gone = dict.fromkeys(
+        ("layer_types", "mlp_layer_types", "linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim")
+    )
+    folder = copied(
+        saved, tmp_path / "a", linear_attn_config=linear, first_k_dense_replace=1, mla_use_nope=True, **gone
+    )
+    assert read_spec(folder).layers == read_spec(saved).layers
+    assert len(load_model(folder, dtype="float32", context_len=8)._layers) == 4
+
+
+def test_the_published_name_and_drafts_of_ling(cache_dir: Path, tmp_path: Path) -> None:
+    saved = tiny_checkpoint("ling", cache_dir)
+    folder = copied(saved, tmp_path / "a", architectures=["BailingMoeV3ForCausalLM"], num_nextn_predict_layers=1)
+    weights = load_file(folder / "model.safetensors")
+    drafts = {name.replace(".3.", ".4."): tensor.clone() for name, tensor in weights.items() if ".layers.3." in name}
+    save_file({**weights, **drafts}, folder / "model.safetensors")
+    assert len(load_model(folder, dtype="float32", context_len=8)._layers) == 4
+
+
+def test_a_convolution_in_parts_must_be_whole(cache_dir: Path, tmp_path: Path) -> None:
+    folder = copied(tiny_checkpoint("ling", cache_dir), tmp_path / "a")
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.0.attention.k_conv1d.weight"]
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"lack model.layers.0.self_attn.k_conv1d.weight\."):
+        load_model(folder, dtype="float32", context_len=8)
+
+
+def test_glm_is_refused_where_its_index_would_choose(cache_dir: Path, tmp_path: Path) -> None:
+    folder = tiny_checkpoint("glm", cache_dir)
+    load_model(folder, dtype="float32", context_len=1024)
+    with pytest.raises(
+        ModelError, match=r"1,025 tokens needs the sparse index of 1,024 .* use --context-length 1024 or less"
+    ):
+        load_model(folder, dtype="float32", context_len=1025)
+    text = json.loads((folder / "config.json").read_text())["text_config"] | {"index_kpool_always_select_tail": False}
+    with pytest.raises(ModelError, match="index_kpool_always_select_tail=False; only True"):
+        load_model(copied(folder, tmp_path / "a", text_config=text), dtype="float32", context_len=8)
+
+
+def test_pages_of_odd_bytes_are_refused(cache_dir: Path, tmp_path: Path) -> None:
+    saved = tiny_checkpoint("glm", cache_dir)
+    text = json.loads((saved / "config.json").read_text())["text_config"] | {"index_kpool": 16, "index_head_dim": 8}
+    weights = load_file(saved / "model.safetensors")
+    folder = copied(saved, tmp_path / "a", text_config=text)
+    save_file({name: _index(name, tensor) for name, tensor in weights.items()}, folder / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"--page-size 1 makes pages of 49 bytes, .* use --page-size 4"):
+        LLM(str(folder), device_memory="64MiB", max_mamba_cache_size=8, max_total_tokens=512)
+    with LLM(str(folder), device_memory="64MiB", max_mamba_cache_size=8, max_total_tokens=512, page_size=4):
+        pass
+
+
+def _index(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the index, in the shape of 8 elements a key and pools of 16."""
+    shapes = {
+        "wq_b.weight": (16, 10), "wk.weight": (8, 32), "k_norm.weight": (8,), "k_norm.bias": (8,),
+        "index_kpool_compress_ape": (16, 8), "index_kpool_compress_gate": (8, 32),
+    }  # fmt: skip
+    shape = next((shape for end, shape in shapes.items() if name.endswith(f"indexer.{end}")), None)
+    return tensor if shape is None else torch.zeros(shape)
