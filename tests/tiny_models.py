@@ -18,8 +18,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 FAMILIES = (
     "qwen3_5", "qwen3_5_moe", "qwen3_next", "granite", "granite_rope", "granite_moe", "lfm2", "lfm2_moe",
-    "nemotron", "nemotron_latent", "falcon", "falcon_plain", "bamba", "zamba", "zamba_rope",
     "kimi", "kimi_narrow", "ling", "ling_narrow", "glm",
+    "nemotron", "nemotron_latent", "falcon", "falcon_plain", "bamba", "zamba", "zamba_rope",
+    "jamba", "falcon_mamba", "mamba", "olmo", "olmo_rope",
 )  # fmt: skip
 VOCAB = 260  # 256 bytes, <|endoftext|>, <|im_start|>, <|im_end|>, one that no text makes
 EOS = 258
@@ -85,6 +86,22 @@ _ZAMBA: dict[str, Any] = {
     "num_key_value_heads": 4, "tie_word_embeddings": True, "initializer_range": 0.15,
 }  # fmt: skip
 _ZAMBA_ROPE: dict[str, Any] = {"use_mem_rope": True, "use_shared_attention_adapter": True, "num_mem_blocks": 1}
+_JAMBA: dict[str, Any] = {
+    **_PLAIN, "attn_layer_period": 4, "attn_layer_offset": 2, "num_experts": 4, "num_experts_per_tok": 2, "mamba_d_state": 6,
+    "mamba_dt_rank": 5, "mamba_proj_bias": True,
+}  # fmt: skip
+_MAMBA1: dict[str, Any] = {
+    **{key: value for key, value in _PLAIN.items() if "heads" not in key and key not in ("intermediate_size", "max_position_embeddings")},
+    "state_size": 6, "time_step_rank": 5, "time_step_min": 0.01, "time_step_max": 1.0, "use_bias": True,
+}  # fmt: skip
+_OLMO: dict[str, Any] = {
+    **_PLAIN, "layer_types": _HYBRID, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6,
+    "linear_value_head_dim": 12, "linear_a_log_min": 0.2, "linear_dt_max": 1.0,
+}  # fmt: skip
+_OLMO_ROPE: dict[str, Any] = {
+    "linear_allow_neg_eigval": False, "attention_bias": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}  # fmt: skip
 _LATENT: dict[str, Any] = {
     **_PLAIN, "num_key_value_heads": 4, "kv_lora_rank": 12, "q_lora_rank": None, "qk_rope_head_dim": 4,
     "qk_nope_head_dim": 8, "v_head_dim": 6, "num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
@@ -119,6 +136,15 @@ _CLASSES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "granite_moe": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM", _GRANITE | _GRANITE_MOE),
     "lfm2": ("Lfm2Config", "Lfm2ForCausalLM", _LFM2),
     "lfm2_moe": ("Lfm2MoeConfig", "Lfm2MoeForCausalLM", _LFM2_MOE),
+    "kimi": ("KimiLinearConfig", "KimiLinearForCausalLM", _KIMI),
+    "kimi_narrow": ("KimiLinearConfig", "KimiLinearForCausalLM", _KIMI | _NARROW_QUERIES),
+    "ling": ("BailingHybridConfig", "BailingHybridForCausalLM", _LING),
+    "glm": ("Glm5NextConfig", "Glm5NextForConditionalGeneration", _GLM),
+    "ling_narrow": (
+        "BailingHybridConfig",
+        "BailingHybridForCausalLM",
+        _LING | _NARROW_QUERIES | {"kda_safe_gate": False},
+    ),
     "nemotron": ("NemotronHConfig", "NemotronHForCausalLM", _NEMOTRON),
     "nemotron_latent": (
         "NemotronHConfig",
@@ -129,16 +155,12 @@ _CLASSES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "falcon_plain": ("FalconH1Config", "FalconH1ForCausalLM", _FALCON_PLAIN),
     "bamba": ("BambaConfig", "BambaForCausalLM", {**_MAMBA, "attn_layer_indices": [2]}),
     "zamba": ("Zamba2Config", "Zamba2ForCausalLM", _ZAMBA),
+    "jamba": ("JambaConfig", "JambaForCausalLM", _JAMBA),
+    "falcon_mamba": ("FalconMambaConfig", "FalconMambaForCausalLM", _MAMBA1 | {"mixer_rms_eps": 1e-3}),
+    "mamba": ("MambaConfig", "MambaForCausalLM", _MAMBA1 | {"residual_in_fp32": False, "tie_word_embeddings": True}),
+    "olmo": ("OlmoHybridConfig", "OlmoHybridForCausalLM", _OLMO),
+    "olmo_rope": ("OlmoHybridConfig", "OlmoHybridForCausalLM", _OLMO | _OLMO_ROPE),
     "zamba_rope": ("Zamba2Config", "Zamba2ForCausalLM", _ZAMBA | _ZAMBA_ROPE),
-    "kimi": ("KimiLinearConfig", "KimiLinearForCausalLM", _KIMI),
-    "kimi_narrow": ("KimiLinearConfig", "KimiLinearForCausalLM", _KIMI | _NARROW_QUERIES),
-    "ling": ("BailingHybridConfig", "BailingHybridForCausalLM", _LING),
-    "glm": ("Glm5NextConfig", "Glm5NextForConditionalGeneration", _GLM),
-    "ling_narrow": (
-        "BailingHybridConfig",
-        "BailingHybridForCausalLM",
-        _LING | _NARROW_QUERIES | {"kda_safe_gate": False},
-    ),
 }
 
 

@@ -24,7 +24,7 @@ class TierCopies:
     def copy_host(self, order: HostCopy) -> None:
         """Copy whole pages and a whole slot between the device and the host, as they lie in memory."""
         assert self._host is not None
-        if len(order.pages):
+        if len(order.pages) and self._arena.page_bytes:
             pages = torch.from_numpy(order.pages).long().to(self._device.device)
             rows = self._host_rows()
             if order.to_host:
@@ -47,7 +47,7 @@ class TierCopies:
     def fill_host(self, order: HostFill) -> None:
         """Put bytes that were read from the disk where the order says."""
         count, page_bytes = len(order.host_pages), self._arena.page_bytes
-        if count:
+        if count and page_bytes:
             kv = np.frombuffer(order.kv[: count * page_bytes], np.uint8).reshape(count, page_bytes)
             self._host_rows()[order.host_pages] = kv
         self._host_slot(order.host_slot)[:] = np.frombuffer(order.state, np.uint8)
@@ -55,6 +55,8 @@ class TierCopies:
     def _page_rows(self) -> torch.Tensor:
         """The device's pages, [pages + 1, page_bytes], a view."""
         start, page_bytes = self._arena.page_offset_bytes(0), self._arena.page_bytes
+        if not page_bytes:  # without attention, pages only count tokens
+            return self._device[:0].view(self._arena.n_pages + 1, 0)
         whole = (len(self._device) - start) // page_bytes
         return self._device[start : start + whole * page_bytes].view(whole, page_bytes)
 

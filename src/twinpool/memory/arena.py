@@ -3,21 +3,25 @@
     | slot 0 (padding) | slot 1 | ... | slot K | page 0 (padding) | page 1 | ... | page N |
       each slot: pages_per_slot pages            each page: page_size tokens of all attention layers
 
-Both regions are whole pages, so moving the border later changes quotas, not layout.
+Both regions are whole pages, so moving the border later changes quotas, not layout. A model without attention has pages of no
+bytes, which only count tokens; its slots are whole cache lines instead.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twinpool.units import ceil_div
+from twinpool.units import ceil_div, round_up
 
 ALIGN_BYTES = 64  # a cache line, and the widest vector load of the kernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arena:
-    """page_bytes: one KV page; slot_bytes: one state slot before rounding; n_slots, n_pages: usable ids (padding is added)."""
+    """page_bytes: one KV page, 0 without attention; slot_bytes: one state slot before rounding.
+
+    n_slots, n_pages: usable ids (padding is added).
+    """
 
     page_bytes: int
     slot_bytes: int
@@ -26,13 +30,13 @@ class Arena:
 
     @property
     def pages_per_slot(self) -> int:
-        """Whole pages that hold one slot."""
-        return ceil_div(self.slot_bytes, self.page_bytes)
+        """Whole pages that hold one slot; 0 where pages have no bytes."""
+        return ceil_div(self.slot_bytes, self.page_bytes) if self.page_bytes else 0
 
     @property
     def slot_stride_bytes(self) -> int:
         """Distance between slots."""
-        return self.pages_per_slot * self.page_bytes
+        return round_up(self.slot_bytes, self.page_bytes or ALIGN_BYTES)
 
     @property
     def kv_offset_bytes(self) -> int:

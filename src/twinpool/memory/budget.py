@@ -172,10 +172,11 @@ def _kv_lines(request: MemoryRequest, parts: Split) -> tuple[LedgerLine, ...]:
     )
     if page:
         lines.append(LedgerLine("KV padding page", page, "derived", "page 0, out of slack", part_of=SLACK))
-        if request.hybrid and request.one_arena:
-            arena = Arena(page_bytes=page, slot_bytes=request.stage_slot_bytes, n_slots=parts.slots, n_pages=pages)
-            note = f"slots take {arena.pages_per_slot} whole pages, out of slack"
-            lines.append(LedgerLine("arena rounding", arena.rounding_bytes, "derived", note, part_of=SLACK))
+    if request.hybrid and request.one_arena:
+        arena = Arena(page_bytes=page, slot_bytes=request.stage_slot_bytes, n_slots=parts.slots, n_pages=pages)
+        whole = f"{arena.pages_per_slot} whole pages" if page else "whole cache lines"
+        note = f"slots take {whole}, out of slack"
+        lines.append(LedgerLine("arena rounding", arena.rounding_bytes, "derived", note, part_of=SLACK))
     return tuple(lines)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from twinpool.request import Int32Array
 from twinpool.units import ceil_div
 
+_PAGES_OF_NO_BYTES = 1 << 14
 NO_IDS: Int32Array = np.empty(0, np.int32)
 
 
@@ -76,17 +77,19 @@ class _Kind:
 class HostArena:
     """Pages and states of so many bytes together. max_slots: a fixed quota for states, the rest being for pages; None: no quota.
 
-    page_bytes 0: a model without KV. total_bytes that hold not even one chunk make an arena that is always full.
+    page_bytes 0: a model without KV, whose pages only count tokens: one chunk holds very many. total_bytes that hold not even one
+    chunk make an arena that is always full.
     """
 
     def __init__(self, *, total_bytes: int, page_bytes: int, slot_bytes: int, max_slots: int | None = None) -> None:
         self.page_bytes, self.slot_bytes = page_bytes, slot_bytes
-        page = page_bytes or slot_bytes
-        if slot_bytes >= page:
-            pages_per_chunk, slots_per_chunk = ceil_div(slot_bytes, page), 1
+        if not page_bytes:
+            pages_per_chunk, slots_per_chunk = _PAGES_OF_NO_BYTES, 1
+        elif slot_bytes >= page_bytes:
+            pages_per_chunk, slots_per_chunk = ceil_div(slot_bytes, page_bytes), 1
         else:
-            pages_per_chunk, slots_per_chunk = 1, page // slot_bytes
-        self.chunk_bytes = max(pages_per_chunk * page, slot_bytes)
+            pages_per_chunk, slots_per_chunk = 1, page_bytes // slot_bytes
+        self.chunk_bytes = max(pages_per_chunk * page_bytes, slot_bytes)
         self.n_chunks = total_bytes // self.chunk_bytes
         self._pages, self._slots = _Kind(pages_per_chunk, self.n_chunks), _Kind(slots_per_chunk, self.n_chunks)
         self._fresh = list(range(self.n_chunks - 1, -1, -1))

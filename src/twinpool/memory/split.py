@@ -13,6 +13,9 @@ from fractions import Fraction
 from twinpool.memory.ledger import MemoryRequest
 from twinpool.units import round_down
 
+# Of a pool without bytes: each still takes 12 bytes of bookkeeping on the host.
+_MOST_FREE_TOKENS = 1 << 24
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
@@ -94,7 +97,7 @@ def split_with(request: MemoryRequest, slots: int) -> Split:
     each = request.stage_slot_bytes + request.stage_extra_bytes
     state = (slots + request.padding_slots) * each + request.fixed_bytes if request.hybrid else 0
     kv = rest - scratch - state
-    profiled = _profiled_tokens(request, kv)
+    profiled = _profiled_tokens(request, kv_bytes=kv, slots=slots)
     cap = request.max_total_tokens
     tokens = profiled if cap is None else min(profiled, round_down(cap, request.page_size))
     return Split(
@@ -110,11 +113,17 @@ def split_with(request: MemoryRequest, slots: int) -> Split:
     )
 
 
-def _profiled_tokens(request: MemoryRequest, kv_bytes: int) -> int:
-    """Tokens by memory, whole pages (reference 1.4); without attention layers a token costs nothing."""
-    if request.kv_bytes_per_token == 0:
-        return round_down(request.max_total_tokens or request.context_len, request.page_size)
-    return round_down(kv_bytes // request.kv_bytes_per_token, request.page_size)
+def _profiled_tokens(request: MemoryRequest, *, kv_bytes: int, slots: int) -> int:
+    """Tokens by memory, whole pages (reference 1.4).
+
+    Without attention layers a token costs nothing. The reference then has one context's, which all requests and prefixes share;
+    ours has one context's for each slot, so that only states run out.
+    """
+    if request.kv_bytes_per_token:
+        return round_down(kv_bytes // request.kv_bytes_per_token, request.page_size)
+    contexts = slots if request.one_arena and request.hybrid else 1
+    free = max(request.context_len, min(contexts * request.context_len, _MOST_FREE_TOKENS))
+    return round_down(request.max_total_tokens or free, request.page_size)
 
 
 def split(request: MemoryRequest) -> Split:

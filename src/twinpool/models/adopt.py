@@ -25,7 +25,21 @@ from twinpool.errors import ModelError
 from twinpool.models.blocks import Linear
 from twinpool.models.bound import BoundMemory, Step
 from twinpool.models.config_file import read_config
-from twinpool.models.families import bamba, falcon, glm, granite, kimi, lfm2, ling, nemotron, qwen, zamba
+from twinpool.models.families import (
+    bamba,
+    falcon,
+    falcon_mamba,
+    glm,
+    granite,
+    jamba,
+    kimi,
+    lfm2,
+    ling,
+    nemotron,
+    olmo,
+    qwen,
+    zamba,
+)
 from twinpool.models.families.base import Decoder, Parts, Source, WithHead
 from twinpool.models.step_batch import MemoryViews, StepBatch
 from twinpool.models.weights import assign_weights, read_weights
@@ -43,6 +57,9 @@ SOURCES: dict[str, Source] = {
     **kimi.SOURCES,
     **ling.SOURCES,
     **glm.SOURCES,
+    **jamba.SOURCES,
+    **olmo.SOURCES,
+    **falcon_mamba.SOURCES,
 }
 # Frequencies of these change with the length of the sequence, which a table made at boot cannot follow.
 _MOVING_ROPE = ("dynamic", "longrope")
@@ -112,7 +129,7 @@ def load_model(folder: Path, *, dtype: str, device: str = "cpu", context_len: in
     place = torch.device(device)
     with torch.inference_mode():
         model.to(place) if place.type != "cpu" else None
-        positions = context_len or config.max_position_embeddings
+        positions = context_len or int(getattr(config, "max_position_embeddings", 0))
         rotary = None if source.rotary is None else getattr(model.base_model, source.rotary, None)
         table = torch.empty(positions, 0) if rotary is None else _rotary_table(type(rotary)(config), positions)
         decoder = source.build(Parts(model=model, table=table.to(place)))

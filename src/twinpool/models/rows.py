@@ -13,8 +13,11 @@ from twinpool.models.bound import Step
 RowFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def by_rows(step: Step, layer: int, x: torch.Tensor, run: RowFunction) -> torch.Tensor:
-    """[T, ...]: `run` over each row of x [T, ...], cut where a checkpoint is taken; states are those of linear layer `layer`."""
+def by_rows(step: Step, layer: int, x: torch.Tensor, run: RowFunction, *, window: bool = True) -> torch.Tensor:
+    """[T, ...]: `run` over each row of x [T, ...], cut where a checkpoint is taken; states are those of linear layer `layer`.
+
+    window: False if the convolution has walked the rows already, so that windows at checkpoints are not touched.
+    """
     batch, views = step.batch, step.memory.states[layer].views
     pieces = []
     for row, slot in enumerate(batch.slots.tolist()):
@@ -25,7 +28,8 @@ def by_rows(step: Step, layer: int, x: torch.Tensor, run: RowFunction) -> torch.
                 pieces.append(run(x[first:last], views.conv[slot], views.ssm[slot]))
             if last == mark > begin:
                 copy = int(batch.checkpoint_slots[row])
-                views.conv[copy].copy_(views.conv[slot])
+                if window:
+                    views.conv[copy].copy_(views.conv[slot])
                 views.ssm[copy].copy_(views.ssm[slot])
     return torch.cat(pieces)
 

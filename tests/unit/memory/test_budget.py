@@ -180,7 +180,9 @@ def test_estimate_of_running_requests(tokens, context_len, expected) -> None:
 
 def test_a_model_without_attention_keeps_a_context_of_tokens() -> None:
     pure = {"conv_bytes": 0, "ssm_bytes": MIB, "kv_bytes_per_token": 0, "max_mamba_cache_size": 20}
-    assert plan_memory(rest_of(GIB, **pure)).kv_tokens == 262_144
+    assert plan_memory(rest_of(GIB, **pure, one_arena=False)).kv_tokens == 262_144
+    assert plan_memory(rest_of(GIB, **pure)).kv_tokens == 20 * 262_144, "ours: one for each slot"
+    assert plan_memory(rest_of(GIB, **pure | {"max_mamba_cache_size": 500})).kv_tokens == 1 << 24
     assert plan_memory(rest_of(GIB, **pure, max_total_tokens=999)).kv_tokens == 999
 
 

@@ -1,11 +1,13 @@
-"""Qwen3-Next and Qwen3.5: Gated DeltaNet or gated attention, then an MLP or experts."""
+"""Qwen3-Next, Qwen3.5 and the text part of MiniCPM-V: Gated DeltaNet or gated attention, then an MLP or experts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
+from twinpool.errors import ModelError
 from twinpool.models.attention.layer import HeadNorms, adopt_attention
 from twinpool.models.blocks import Linear, Mlp, Moe, PreNormLayer, Router, ZeroCentredNorm, make_experts
 from twinpool.models.families.base import Decoder, Parts, Source
@@ -58,6 +60,14 @@ def _feed_forward(module: Any) -> Mlp | Moe:
     )
 
 
+def _check_text(config: Any) -> None:
+    """MiniCPM-V may be built around any text model."""
+    if config.model_type != "qwen3_5_text":
+        raise ModelError(
+            f"config.json says model_type='{config.model_type}' of the text; only 'qwen3_5_text' runs here."
+        )
+
+
 _NESTED = {r"^model\.language_model\.": "model."}
 _VISUAL = ("mtp.", "model.visual.")
 
@@ -70,10 +80,15 @@ def _source(module: str, config: str, model: str, *, nested: bool = False) -> So
 
 _DENSE = ("qwen3_5", "Qwen3_5TextConfig", "Qwen3_5ForCausalLM")
 _SPARSE = ("qwen3_5_moe", "Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM")
+_MINICPM = replace(
+    _source(*_DENSE, nested=True), check=_check_text, ignored=("mtp.", "model.vision_tower.", "model.merger.")
+)
 SOURCES = {
     "Qwen3NextForCausalLM": _source("qwen3_next", "Qwen3NextConfig", "Qwen3NextForCausalLM"),
     "Qwen3_5ForCausalLM": _source(*_DENSE),
     "Qwen3_5MoeForCausalLM": _source(*_SPARSE),
     "Qwen3_5ForConditionalGeneration": _source(*_DENSE, nested=True),
     "Qwen3_5MoeForConditionalGeneration": _source(*_SPARSE, nested=True),
+    "MiniCPMV4_6ForConditionalGeneration": _MINICPM,
+    "MiniCPMV4_7ForConditionalGeneration": _MINICPM,
 }

@@ -12,12 +12,15 @@ import torch.nn.functional as F
 from twinpool.models.bound import Step
 from twinpool.models.gdn import reference
 from twinpool.models.native import CODES, native, use_native
-from twinpool.models.rows import by_rows
+from twinpool.models.rows import by_rows, by_token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GdnShape:
-    """Heads and sizes of a layer; eps: of the gated norm."""
+    """Heads and sizes of a layer; eps: of the gated norm; beta_scale: factor on the strength of an update.
+
+    The compiled kernel has no such factor: with another than 1 the layer runs in torch.
+    """
 
     key_heads: int
     value_heads: int
@@ -25,6 +28,7 @@ class GdnShape:
     value_dim: int
     kernel: int
     eps: float
+    beta_scale: float = 1.0
 
     @property
     def channels(self) -> int:
@@ -58,7 +62,7 @@ class GdnKernel:
         self.a_log, self.dt_bias, self.norm_weight = (x.float().contiguous() for x in (a_log, dt_bias, norm_weight))
         self.decay_rate = -torch.exp(self.a_log)
         self.handle: Any = None
-        if use_native(conv_weight.device):
+        if use_native(conv_weight.device) and shape.beta_scale == 1.0:
             self.handle = native.Gdn(
                 key_heads=shape.key_heads,
                 value_heads=shape.value_heads,
@@ -93,12 +97,13 @@ def _row_torch(kernel: GdnKernel, proj: torch.Tensor, conv: torch.Tensor, ssm: t
     x, z, b, a = proj[:, : sum(sizes)].split(sizes, -1)
     y, window = reference.causal_conv(x.to(conv.dtype).float(), conv.float(), kernel.taps.T)
     conv.copy_(window)
-    mixed = F.silu(y.to(dtype).float()).to(dtype).float()
+    mixed = by_token(F.silu, y.to(dtype).float()).to(dtype).float()
     keys = shape.key_heads * shape.key_dim
     q, k = (t.unflatten(-1, (shape.key_heads, shape.key_dim)) for t in (mixed[:, :keys], mixed[:, keys : 2 * keys]))
     v = mixed[:, 2 * keys :].unflatten(-1, (shape.value_heads, shape.value_dim))
     decay, beta = reference.gates(a.float(), b.float(), kernel.a_log, kernel.dt_bias)
-    out, state = reference.delta_rule((q, k, v), decay, beta.to(dtype).float(), ssm.float(), state_dtype=ssm.dtype)
+    beta = beta.to(dtype).float() * shape.beta_scale
+    out, state = reference.delta_rule((q, k, v), decay, beta, ssm.float(), state_dtype=ssm.dtype)
     ssm.copy_(state)
     gate = z.float().unflatten(-1, (shape.value_heads, shape.value_dim))
     return reference.gated_norm(out.to(dtype).float(), gate, kernel.norm_weight, shape.eps).flatten(1).to(dtype)

@@ -1,13 +1,16 @@
 """Gated DeltaNet in slow, readable float32: the truth that ops are tested against, and what runs where nothing is compiled.
 
 One sequence at a time; T tokens, C conv channels, Hk key heads of dk, Hv value heads of dv. State layout as in the slots
-(reference 1.6): conv window [C, kernel - 1], temporal state [Hv, dv, dk].
+(reference 1.6): conv window [C, kernel - 1], temporal state [Hv, dv, dk]. What is not exactly rounded is computed token by token
+(models/rows.py says why).
 """
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+
+from twinpool.models.rows import by_token
 
 QK_NORM_EPS = 1e-6
 
@@ -24,7 +27,8 @@ def gates(
     a: torch.Tensor, b: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(decay exp(g), beta), both [T, Hv]: g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b)."""
-    return torch.exp(-torch.exp(a_log) * F.softplus(a + dt_bias)), torch.sigmoid(b)
+    rate = torch.exp(a_log)
+    return by_token(lambda token: torch.exp(-rate * F.softplus(token + dt_bias)), a), by_token(torch.sigmoid, b)
 
 
 def delta_rule(
@@ -42,21 +46,26 @@ def delta_rule(
     """
     q, k, v = qkv
     repeat = v.shape[1] // k.shape[1]
-    q = _l2norm(q).repeat_interleave(repeat, 1) * q.shape[-1] ** -0.5
-    k = _l2norm(k).repeat_interleave(repeat, 1)
+    q = by_token(_l2norm, q).repeat_interleave(repeat, 1) * q.shape[-1] ** -0.5
+    k = by_token(_l2norm, k).repeat_interleave(repeat, 1)
     out = torch.empty_like(v)
     for t in range(len(v)):
         state = state * decay[t, :, None, None]
-        delta = (v[t] - torch.einsum("hvk,hk->hv", state, k[t])) * beta[t, :, None]
-        state = state + delta[:, :, None] * k[t][:, None, :]
-        out[t] = torch.einsum("hvk,hk->hv", state, q[t])
+        query, key = q[t, :, None, :], k[t, :, None, :]
+        delta = (v[t] - (state * key).sum(-1)) * beta[t, :, None]
+        state = state + delta[:, :, None] * key
+        out[t] = (state * query).sum(-1)
         state = state.to(state_dtype).float()
     return out, state
 
 
 def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / rms(x) * weight * silu(gate) over the last axis."""
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight * F.silu(gate)
+    """x / rms(x) * weight * silu(gate) over the last axis; x, gate [T, ...]."""
+
+    def one(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight * F.silu(gate)
+
+    return by_token(one, x, gate)
 
 
 def _l2norm(x: torch.Tensor) -> torch.Tensor:

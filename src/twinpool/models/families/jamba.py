@@ -1,0 +1,62 @@
+"""Jamba: Mamba1 or attention without positions, then an MLP or experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from twinpool.errors import ModelError
+from twinpool.models.attention.layer import adopt_attention
+from twinpool.models.blocks import Linear, Mlp, Moe, PreNormLayer, RmsNorm, Router, make_experts
+from twinpool.models.families.base import Decoder, Parts, Source
+from twinpool.models.mamba1.layer import SelectionNorms, adopt_mamba1
+
+
+def check(config: Any) -> None:
+    """Raise ModelError for keys that transformers does not act on."""
+    window = getattr(config, "sliding_window", None)
+    if window is not None:
+        raise ModelError(f"config.json says sliding_window={window}; only null runs here.")
+
+
+def build(parts: Parts) -> Decoder:
+    """Our layers with the model's weights, in its order."""
+    layers = tuple(_layer(parts, block) for block in parts.base.layers)
+    return Decoder(layers=layers, norm=_norm(parts.base.final_layernorm))
+
+
+def _layer(parts: Parts, block: Any) -> PreNormLayer:
+    mixer: nn.Module
+    if hasattr(block, "self_attn"):
+        module = block.self_attn
+        mixer = adopt_attention(module, layer=next(parts.attention), table=parts.table, out_proj=module.o_proj)
+    else:
+        inner = block.mamba
+        norms = SelectionNorms(_norm(inner.dt_layernorm), _norm(inner.b_layernorm), _norm(inner.c_layernorm))
+        mixer = adopt_mamba1(inner, layer=next(parts.linear), norms=norms)
+    return PreNormLayer(
+        norm=_norm(block.input_layernorm),
+        mixer=mixer,
+        second_norm=_norm(block.pre_ff_layernorm),
+        mlp=_feed_forward(block.feed_forward),
+    )
+
+
+def _feed_forward(module: Any) -> Mlp | Moe:
+    if not hasattr(module, "experts"):
+        gate_up = Linear([module.gate_proj.weight, module.up_proj.weight])
+        return Mlp(gate_up=gate_up, down=Linear([module.down_proj.weight]))
+    router = Router(linear=Linear([module.router.weight]), top_k=module.router.top_k, normalise=False)
+    return Moe(router=router, experts=make_experts(module.experts))
+
+
+def _norm(module: Any) -> RmsNorm:
+    return RmsNorm(module.weight, module.variance_epsilon)
+
+
+SOURCES = {
+    "JambaForCausalLM": Source(
+        module="jamba", config="JambaConfig", model="JambaForCausalLM", build=build, check=check, rotary=None
+    ),
+}

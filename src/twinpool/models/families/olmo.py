@@ -1,0 +1,120 @@
+"""OLMo-Hybrid: Gated DeltaNet with projections of its own, or attention whose queries and keys are normed whole; then an MLP.
+
+Around attention the norms come after the parts, around Gated DeltaNet before them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from twinpool.models.attention.layer import AttentionMixer, adopt_attention
+from twinpool.models.attention.ops import attend
+from twinpool.models.blocks import Linear, Mlp, PreNormLayer, RmsNorm, adopt_linear
+from twinpool.models.bound import Step
+from twinpool.models.families.base import Decoder, Parts, Source
+from twinpool.models.gdn.layer import GdnMixer
+from twinpool.models.gdn.ops import GdnKernel, GdnShape
+
+
+class NormedAttention(nn.Module):
+    """An attention mixer with a norm over all heads' queries together, and one over all keys."""
+
+    def __init__(self, mixer: AttentionMixer, query_norm: RmsNorm, key_norm: RmsNorm) -> None:
+        super().__init__()
+        self.mixer, self.query_norm, self.key_norm = mixer, query_norm, key_norm
+        self._columns = len(query_norm.scale), len(query_norm.scale) + len(key_norm.scale)
+
+    def forward(self, x: torch.Tensor, step: Step, hidden: torch.Tensor) -> torch.Tensor:
+        """x, hidden: [T, hidden_size] of the model's dtype; returns hidden, changed in place."""
+        proj, (keys, values) = self.mixer.qkv.forward(x), self._columns
+        proj[:, :keys] = self.query_norm.forward(proj[:, :keys])
+        proj[:, keys:values] = self.key_norm.forward(proj[:, keys:values])
+        return self.mixer.o_proj.forward(attend(self.mixer.kernel, step, self.mixer.layer, proj), hidden)
+
+
+class PostNormLayer(nn.Module):
+    """hidden += norm(attention(hidden)), then hidden += second_norm(mlp(hidden))."""
+
+    def __init__(self, *, attention: NormedAttention, norm: RmsNorm, mlp: Mlp, second_norm: RmsNorm) -> None:
+        super().__init__()
+        self.attention, self.norm, self.mlp, self.second_norm = attention, norm, mlp, second_norm
+
+    def forward(self, hidden: torch.Tensor, step: Step) -> torch.Tensor:
+        """hidden [T, hidden_size], changed in place and returned."""
+        hidden.add_(self.norm.forward(self.attention.forward(hidden, step, torch.zeros_like(hidden))))
+        return hidden.add_(self.second_norm.forward(self.mlp.forward(hidden, torch.zeros_like(hidden))))
+
+
+def build(parts: Parts) -> Decoder:
+    """Our layers with the model's weights, in its order."""
+    return Decoder(layers=tuple(_layer(parts, block) for block in parts.base.layers), norm=_norm(parts.base.norm))
+
+
+def _layer(parts: Parts, block: Any) -> PreNormLayer | PostNormLayer:
+    mlp = Mlp(
+        gate_up=Linear([block.mlp.gate_proj.weight, block.mlp.up_proj.weight]),
+        down=Linear([block.mlp.down_proj.weight]),
+    )
+    if hasattr(block, "linear_attn"):
+        return PreNormLayer(
+            norm=_norm(block.input_layernorm),
+            mixer=_delta_net(block.linear_attn, layer=next(parts.linear)),
+            second_norm=_norm(block.post_attention_layernorm),
+            mlp=mlp,
+        )
+    module = block.self_attn
+    mixer = adopt_attention(module, layer=next(parts.attention), table=parts.table, out_proj=module.o_proj)
+    return PostNormLayer(
+        attention=NormedAttention(mixer, _norm(module.q_norm), _norm(module.k_norm)),
+        norm=_norm(block.post_attention_layernorm),
+        mlp=mlp,
+        second_norm=_norm(block.post_feedforward_layernorm),
+    )
+
+
+def _delta_net(module: Any, *, layer: int) -> GdnMixer:
+    shape = GdnShape(
+        key_heads=module.num_k_heads,
+        value_heads=module.num_v_heads,
+        key_dim=module.head_k_dim,
+        value_dim=module.head_v_dim,
+        kernel=module.conv_kernel_size,
+        eps=module.o_norm.variance_epsilon,
+        beta_scale=2.0 if module.allow_neg_eigval else 1.0,
+    )
+    kernel = GdnKernel(
+        shape,
+        conv_weight=module.conv1d.weight.squeeze(1),
+        a_log=module.A_log,
+        dt_bias=module.dt_bias,
+        norm_weight=module.o_norm.weight,
+    )
+    inputs = (module.q_proj, module.k_proj, module.v_proj, module.g_proj, module.b_proj, module.a_proj)
+    return GdnMixer(
+        in_proj=Linear([p.weight for p in inputs]), kernel=kernel, out_proj=adopt_linear(module.o_proj), layer=layer
+    )
+
+
+def _norm(module: Any) -> RmsNorm:
+    return RmsNorm(module.weight, module.variance_epsilon)
+
+
+SOURCES = {
+    "OlmoHybridForCausalLM": Source(
+        module="olmo_hybrid",
+        config="OlmoHybridConfig",
+        model="OlmoHybridForCausalLM",
+        build=build,
+        # The names of checkpoints, where each convolution is stored by itself.
+        renamed={
+            r"\.attention_layer_norm\.": ".input_layernorm.",
+            r"\.feedforward_layer_norm\.": ".post_attention_layernorm.",
+        },
+        joined={
+            ".linear_attn.conv1d.weight": tuple(f".linear_attn.{name}_conv1d.weight" for name in "qkv"),
+        },
+    ),
+}
