@@ -102,7 +102,19 @@ def test_its_own_copy_makes_no_room_for_its_state() -> None:
     assert tier.arena.used_pages == 5
 
 
-@pytest.mark.parametrize("chunks", [1, 4, 6, 9])
+def test_what_can_never_fit_pushes_nothing_out() -> None:
+    world = world_of(10)
+    publish(world, 5)
+    world.tree.evict(pages=5, slots=1)
+    others = np.arange(50, 70, dtype=np.int32).tobytes()
+    assert adopt_stored(world.tree, others, [segment(0, 12)]) == 0
+    assert resumable(world) == (0, 5)
+    assert adopt_stored(world.tree, others, [segment(0, 9)]) == 9
+    assert resumable(world) == (0, 0)
+    world.scheduler.check()
+
+
+@pytest.mark.parametrize("chunks", [1, 4, 6, 9, 10])
 def test_without_room_nothing_changes(chunks: int) -> None:
     world = world_of(chunks)
     reached = adopt_stored(world.tree, key(20), [segment(0, 5), segment(5, 9)])
