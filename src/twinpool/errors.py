@@ -4,6 +4,7 @@
       ConfigError                a flag, option or config key is wrong, unknown or not honoured        exit 2
       ModelError                 a checkpoint cannot be found, read or is of an unknown architecture   exit 2
       MemoryRefusal              it ran fine, but the pools do not fit                                 exit 3
+      RankLost                   one of several ranks has ended, and the others with it               exit 1
       RequestError               one request is refused; the server goes on
         BadRequest               wrong, unknown or too long                                            HTTP 400
         QueueFull                more waiting requests than --max-queued-requests                      HTTP 503
@@ -38,6 +39,10 @@ class MemoryRefusal(TwinpoolError):
     """The two pools do not fit; the sentence says needed, available, what would fit and which flag."""
 
     exit_code = 3
+
+
+class RankLost(TwinpoolError):
+    """One of several ranks has ended; a model cannot go on without a share of it."""
 
 
 class RequestError(TwinpoolError):

@@ -257,7 +257,7 @@ class ScheduleOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelOptions:
-    """Sizes that enter the budget; serving takes only the defaults"""
+    """Sizes that enter the budget; serving takes --tp-size and the defaults of the others"""
 
     tp_size: Annotated[
         int, Flag("Tensor parallel ranks.", aliases=("--tp", "--tensor-parallel-size"), metavar="N", at_least=1)

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from twinpool.config.options import ServeOptions
     from twinpool.config.resolve import Resolved
     from twinpool.engine.disk import DiskCounts, DiskTier
+    from twinpool.engine.ranks import Ranks
     from twinpool.memory.budget import Ledger
     from twinpool.models.spec import ModelSpec
 
@@ -154,6 +155,7 @@ class Engine:
         tokenizer: Tokenizer,
         clock: Clock,
         disk: DiskTier | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.facts = facts
         self.tokenizer = tokenizer
@@ -164,7 +166,7 @@ class Engine:
             scheduler=scheduler, executor=executor, overlap=scheduler.shape.overlap, observe=self._note_step
         )
         self._executor = executor
-        self._disk = disk
+        self._disk, self._ranks = disk, ranks
         self._streams: dict[int, StreamDecoder] = {}
         self._committed: tuple[StepPlan, StepResult] | None = None
         self._n_added = 0
@@ -253,6 +255,7 @@ class Engine:
         for failure in self.loop.failures:
             log.error("a step failed; its requests ended with an error", exc_info=failure)
         self.loop.failures.clear()
+        self.check_ranks()
         if self.loop.idle and not self._was_idle:
             self._was_idle = True
             self._settle()
@@ -262,6 +265,16 @@ class Engine:
         self._snapshot = self._take_snapshot()
         self._tell(outputs)
         return outputs
+
+    def check_ranks(self) -> None:
+        """Raise RankLost if one of several ranks has ended; nothing runs after that."""
+        if self._ranks is not None:
+            self._ranks.check()
+
+    def on_rank_lost(self, call: Callable[[], object]) -> None:
+        """Have somebody told, in another thread, when `check_ranks` begins to raise."""
+        if self._ranks is not None:
+            self._ranks.on_lost(call)
 
     def _to_output(self, delta: Delta) -> Output | None:
         """A delta with its text; finds stop strings and ends the request there."""
@@ -370,5 +383,7 @@ class Engine:
         """End the threads; what the disk tier was given is written first. Requests that still run are dropped."""
         self._settle()
         self._executor.close()
+        if self._ranks is not None:
+            self._ranks.close()
         if self._disk is not None:
             self._disk.close()

@@ -7,12 +7,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from twinpool.engine.inputs import LastTokens, pack
+from twinpool.engine.ranks import Ranks, Told
 from twinpool.engine.sampler import RowState, Sampled, sample_row
 from twinpool.engine.tensors import Memory
 from twinpool.models.step_batch import PackedStep
@@ -36,16 +38,26 @@ Store = Callable[[StoreCopy, memoryview, memoryview], None]
 
 class TorchExecutor:
     """step.Executor over a model and its memory. `submit` belongs to one thread, the engine's. store: takes what a StoreCopy
-    names, in bytes (pages one after another, state).
+    names, in bytes (pages one after another, state). ranks: the others of this model, which are told every step.
     """
 
-    def __init__(self, *, forward: Forward, memory: Memory, torch_threads: int = 1, store: Store | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        forward: Forward,
+        memory: Memory,
+        torch_threads: int = 1,
+        store: Store | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
         self._forward = forward
         self._memory = memory
         self._states: dict[int, RowState] = {}
         self._last = LastTokens()
         self._save_s = self._load_s = 0.0  # of copies that no result has told yet
         self._store = store
+        self._ranks = ranks
+        self._untold: list[tuple[int, int]] = []  # tokens sampled since the other ranks were told something
         self._thread = ThreadPoolExecutor(
             1, thread_name_prefix="twinpool-executor", initializer=torch.set_num_threads, initargs=(torch_threads,)
         )
@@ -57,19 +69,53 @@ class TorchExecutor:
 
     def settle(self, orders: tuple[Order, ...]) -> None:
         """Queue orders without a step: nothing may come after them for a while."""
-        self._thread.submit(self._obey_all, orders)
+        self._thread.submit(self._settle, orders)
+
+    def follow(self, told: Told) -> None:
+        """Repeat a step of rank 0, in the calling thread, without sampling: its tokens come with the step after it."""
+        for rid, token in told.tokens:
+            self._last.put(rid, token)
+        if told.plan is None:
+            self._obey_all(told.orders)
+            return
+        for rid in told.plan.left:
+            self._last.forget(rid)
+        self._obey_all(told.orders)
+        step = pack(told.plan, self._last)
+        with torch.inference_mode():
+            self._forward(replace(step, sample_at=step.sample_at[:0]))
 
     def close(self) -> None:
         """Wait for what was submitted, then end the thread."""
         self._thread.shutdown()
 
+    def _settle(self, orders: tuple[Order, ...]) -> None:
+        self._tell(orders, None)
+        self._obey_all(orders)
+
+    def _tell(self, orders: tuple[Order, ...], plan: StepPlan | None) -> None:
+        """Have the other ranks do the same now."""
+        if self._ranks is None:
+            return
+        # Sampling is ours alone, and orders are told beside the plan.
+        slim = None if plan is None else replace(plan, joined=(), orders=())
+        self._ranks.send(Told(tuple(self._untold), orders, slim))
+        self._untold.clear()
+
+    def _remember(self, rid: int, token: int) -> None:
+        self._last.put(rid, token)
+        if self._ranks is not None:
+            self._untold.append((rid, token))
+
     def _run(self, plan: StepPlan) -> StepResult:
         try:
             return self._compute(plan)
-        except Exception:
+        except Exception as error:
+            if self._ranks is not None:
+                self._ranks.lose(error)
             for row in plan.rows:
                 if row.sample:
-                    self._last.put(row.rid, _NO_TOKEN)
+                    self._remember(row.rid, _NO_TOKEN)
             raise
 
     def _compute(self, plan: StepPlan) -> StepResult:
@@ -79,6 +125,7 @@ class TorchExecutor:
             self._last.forget(rid)
         for joined in plan.joined:
             self._states[joined.rid] = RowState.of(joined)
+        self._tell(plan.orders, plan)
         self._obey_all(plan.orders)
         save_s, load_s = self._save_s, self._load_s
         self._save_s = self._load_s = 0.0
@@ -102,7 +149,7 @@ class TorchExecutor:
                 self._obey(order)
                 continue
             began_s = time.perf_counter()
-            self._memory.copy_host(order)
+            self._memory.tiers.copy_host(order)
             took_s = time.perf_counter() - began_s
             if order.to_host:
                 self._save_s += took_s
@@ -115,9 +162,9 @@ class TorchExecutor:
             memory.poison(**{order.kind: order.ids})
         elif isinstance(order, StoreCopy):
             if self._store is not None:
-                self._store(order, *memory.gather(order))
+                self._store(order, *memory.tiers.gather(order))
         elif isinstance(order, HostFill):
-            memory.fill_host(order)
+            memory.tiers.fill_host(order)
         elif order.src is None:
             memory.zero_slot(order.dst)
         else:
@@ -132,6 +179,6 @@ class TorchExecutor:
                 outcomes.append(None)
                 continue
             outcome = sample_row(next(rows), self._states[row.rid], position=row.position)
-            self._last.put(row.rid, _NO_TOKEN if outcome.token is None else outcome.token)
+            self._remember(row.rid, _NO_TOKEN if outcome.token is None else outcome.token)
             outcomes.append(outcome)
         return outcomes

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from twinpool.engine.copies import TierCopies
 from twinpool.memory.arena import ALIGN_BYTES, Arena
 from twinpool.memory.host import HostArena
 from twinpool.models.attention.spec import DsaSpec, GqaSpec, MlaSpec
 from twinpool.models.shapes import StateShapes
 from twinpool.request import Int32Array
-from twinpool.step import HostCopy, HostFill, StoreCopy
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # All bits set is a NaN in every float format.
@@ -71,10 +71,10 @@ class Memory:
         host: HostArena | None = None,
     ) -> None:
         self.arena = arena
-        self._host = host
-        self._host_buffer = _zeroed(host.total_bytes, "cpu") if host is not None else None
         self.page_size = page_size
         self.buffer = _zeroed(arena.total_bytes, device)
+        host_buffer = _zeroed(host.total_bytes, "cpu").numpy() if host is not None else None
+        self.tiers = TierCopies(arena, self.buffer, host, host_buffer)
         typed = {name: self.buffer.view(DTYPES[name]) for name in {kv_dtype, ssm_dtype, conv_dtype}}
         self.kv = _kv_views(typed[kv_dtype], arena, page_size=page_size, shapes=kv_shapes)
         self.states = _state_views(typed[ssm_dtype], typed[conv_dtype], arena, state_shapes)
@@ -86,46 +86,6 @@ class Memory:
     def copy_slot(self, *, src: int, dst: int) -> None:
         """Copy a whole state slot."""
         self._slot(dst).copy_(self._slot(src))
-
-    def copy_host(self, order: HostCopy) -> None:
-        """Copy whole pages and a whole slot between the device and the host, as they lie in memory."""
-        assert self._host is not None
-        assert self._host_buffer is not None
-        for page, host_page in zip(order.pages.tolist(), order.host_pages.tolist(), strict=True):
-            start, host_start = self.arena.page_offset_bytes(page), self._host.page_offset_bytes(host_page)
-            self._copy(start, host_start, self.arena.page_bytes, to_host=order.to_host)
-        if order.slot:
-            start, host_start = self.arena.slot_offset_bytes(order.slot), self._host.slot_offset_bytes(order.host_slot)
-            self._copy(start, host_start, self.arena.slot_bytes, to_host=order.to_host)
-
-    def _copy(self, start: int, host_start: int, size_bytes: int, *, to_host: bool) -> None:
-        assert self._host_buffer is not None
-        device, host = self.buffer[start : start + size_bytes], self._host_buffer[host_start : host_start + size_bytes]
-        if to_host:
-            host.copy_(device)
-        else:
-            device.copy_(host)
-
-    def gather(self, order: StoreCopy) -> tuple[memoryview, memoryview]:
-        """A copy of the order's pages, one after another, and of its slot, in bytes."""
-        page_bytes = self.arena.page_bytes
-        kv = np.empty(len(order.pages) * page_bytes, np.uint8)
-        for place, page in enumerate(order.pages.tolist()):
-            start = self.arena.page_offset_bytes(page)
-            kv[place * page_bytes : (place + 1) * page_bytes] = self.buffer[start : start + page_bytes].cpu().numpy()
-        return kv.data, self._slot(order.slot).cpu().numpy().copy().data
-
-    def fill_host(self, order: HostFill) -> None:
-        """Put bytes that were read from the disk where the order says."""
-        assert self._host is not None
-        assert self._host_buffer is not None
-        host, page_bytes = self._host_buffer.numpy(), self.arena.page_bytes
-        for place, page in enumerate(order.host_pages.tolist()):
-            start = self._host.page_offset_bytes(page)
-            part = order.kv[place * page_bytes : (place + 1) * page_bytes]
-            host[start : start + page_bytes] = np.frombuffer(part, np.uint8)
-        start = self._host.slot_offset_bytes(order.host_slot)
-        host[start : start + order.state.nbytes] = np.frombuffer(order.state, np.uint8)
 
     def poison(self, *, pages: Int32Array | Iterable[int] = (), slots: Int32Array | Iterable[int] = ()) -> None:
         """Fill freed pages and slots with NaN, so that a late reader is seen (tests)."""

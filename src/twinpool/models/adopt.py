@@ -41,6 +41,8 @@ from twinpool.models.families import (
     zamba,
 )
 from twinpool.models.families.base import Decoder, Parts, Source, WithHead
+from twinpool.models.group import Group
+from twinpool.models.shard import Sharding, Share, share_of_config, share_of_weights
 from twinpool.models.step_batch import MemoryViews, StepBatch
 from twinpool.models.weights import assign_weights, read_weights
 
@@ -50,16 +52,16 @@ SOURCES: dict[str, Source] = {
     **qwen.SOURCES,
     **granite.SOURCES,
     **lfm2.SOURCES,
-    **nemotron.SOURCES,
-    **falcon.SOURCES,
-    **bamba.SOURCES,
-    **zamba.SOURCES,
     **kimi.SOURCES,
     **ling.SOURCES,
     **glm.SOURCES,
+    **nemotron.SOURCES,
+    **falcon.SOURCES,
+    **bamba.SOURCES,
     **jamba.SOURCES,
     **olmo.SOURCES,
     **falcon_mamba.SOURCES,
+    **zamba.SOURCES,
 }
 # Frequencies of these change with the length of the sequence, which a table made at boot cannot follow.
 _MOVING_ROPE = ("dynamic", "longrope")
@@ -71,7 +73,9 @@ class AdoptedModel:
     weight_bytes: all weights in the form they are kept; vocab_size: columns of the logits.
     """
 
-    def __init__(self, model: Any, decoder: Decoder, *, weight_bytes: int, device: torch.device) -> None:
+    def __init__(
+        self, model: Any, decoder: Decoder, *, weight_bytes: int, device: torch.device, lacks_ranks: bool = False
+    ) -> None:
         self._embeddings: torch.Tensor = model.get_input_embeddings().weight
         self._layers = [layer.forward for layer in decoder.layers]
         self._norm = decoder.norm.forward
@@ -79,9 +83,16 @@ class AdoptedModel:
         self._embed_scale, self._logit_scale = decoder.embed_scale, decoder.logit_scale
         self._device = device
         self._memory: BoundMemory | None = None
+        self._lacks_ranks = lacks_ranks
         self.module = model
         self.weight_bytes = weight_bytes
         self.vocab_size = int(model.config.vocab_size)
+
+    def join(self, group: Group) -> None:
+        """Sum what this rank's share of every layer adds over all ranks; once, before the first step."""
+        for layer in self.module.base_model.layers:
+            layer.over_ranks(group.summed)
+        self._lacks_ranks = False
 
     def forward(
         self, input_ids: torch.Tensor, step: StepBatch, memory: MemoryViews, sample_at: torch.Tensor
@@ -90,6 +101,7 @@ class AdoptedModel:
 
         input_ids: int64 [T]. States, checkpoints and KV of all rows are written to memory. Call under torch.inference_mode().
         """
+        assert not self._lacks_ranks, "a share of a model sums over its ranks"
         bound = self._memory
         if bound is None or bound.source is not memory:
             bound = self._memory = BoundMemory.of(memory)
@@ -105,11 +117,14 @@ class AdoptedModel:
         return logits if self._logit_scale == 1.0 else logits * self._logit_scale
 
 
-def load_model(folder: Path, *, dtype: str, device: str = "cpu", context_len: int | None = None) -> AdoptedModel:
+def load_model(
+    folder: Path, *, dtype: str, device: str = "cpu", context_len: int | None = None, share: Share | None = None
+) -> AdoptedModel:
     """The text part of a checkpoint folder with our layers, weights in `dtype` (a name) on `device`.
 
-    context_len: positions the rotary table covers, max_position_embeddings by default. Raises ModelError if the architecture is
-    not adopted, or weights are missing, unknown, unreadable or of another shape than config.json says.
+    context_len: positions the rotary table covers, max_position_embeddings by default. share: only that rank's share of the
+    weights, a model that has to `join` the others. Raises ModelError if the architecture is not adopted or cannot be shared, or
+    weights are missing, unknown, unreadable or of another shape than config.json says.
     """
     config_json = read_config(folder)
     source = _source_of(config_json)
@@ -120,11 +135,17 @@ def load_model(folder: Path, *, dtype: str, device: str = "cpu", context_len: in
     config = _text_config(getattr(configuration, source.config), config_json, folder)
     _check_activation(config, source)
     source.check(config)
+    whole = config
+    if share is not None:
+        sharding = sharding_of(config_json)
+        config = share_of_config(whole, sharding, share)
     with torch.device("meta"):
         model = getattr(modeling, source.model)(config)
         model = model if hasattr(model, "lm_head") else WithHead(model)
     ignored = (*source.ignored, *_draft_layers(config))
     tensors = read_weights(folder, ignored=ignored, renamed=source.renamed, joined=source.joined)
+    if share is not None:
+        share_of_weights(tensors, whole, sharding, share)
     assign_weights(model, tensors, dtype=DTYPES[dtype], folder=folder)
     place = torch.device(device)
     with torch.inference_mode():
@@ -134,7 +155,7 @@ def load_model(folder: Path, *, dtype: str, device: str = "cpu", context_len: in
         table = torch.empty(positions, 0) if rotary is None else _rotary_table(type(rotary)(config), positions)
         decoder = source.build(Parts(model=model, table=table.to(place)))
         weight_bytes = _take_over(model, decoder) + table.numel() * table.element_size()
-    return AdoptedModel(model.eval(), decoder, weight_bytes=weight_bytes, device=place)
+    return AdoptedModel(model.eval(), decoder, weight_bytes=weight_bytes, device=place, lacks_ranks=share is not None)
 
 
 def _source_of(config: Mapping[str, Any]) -> Source:
@@ -142,6 +163,17 @@ def _source_of(config: Mapping[str, Any]) -> Source:
     if names[0] not in SOURCES:
         raise ModelError(f"architecture '{names[0]}' cannot be run here yet; these can: {', '.join(SOURCES)}.")
     return SOURCES[names[0]]
+
+
+def sharding_of(config_json: Mapping[str, Any]) -> Sharding:
+    """How ranks share a model of this config.json. Raises ModelError for one that they cannot share."""
+    sharding = _source_of(config_json).sharding
+    if sharding is None:
+        able = ", ".join(name for name, source in SOURCES.items() if source.sharding is not None)
+        raise ModelError(
+            f"{config_json['architectures'][0]} cannot be shared by several ranks yet: leave --tp-size at 1; these can: {able}."
+        )
+    return sharding
 
 
 def _text_config(config_class: Any, config_json: Mapping[str, Any], folder: Path) -> Any:

@@ -5,7 +5,7 @@ Activations are [T, features], contiguous, of the model's dtype. `residual` is a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from twinpool.models.bound import Step
+from twinpool.models.group import Adds
 from twinpool.models.native import CODES, native, use_native
 
 
@@ -121,6 +122,10 @@ class PreNormLayer(nn.Module):
         self._norm, self._mixer = norm.forward, mixer.forward
         self._second_norm, self._mlp = second_norm.forward, mlp.forward
         self._multiplier = multiplier
+
+    def over_ranks(self, summed: Callable[[Adds], Adds]) -> None:
+        """Sum what mixer and MLP add over the ranks: `summed` makes a forward of such a sum out of theirs."""
+        self._mixer, self._mlp = summed(self._mixer), summed(self._mlp)
 
     def forward(self, hidden: torch.Tensor, step: Step) -> torch.Tensor:
         """hidden [T, hidden_size], changed in place and returned."""

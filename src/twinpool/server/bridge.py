@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from twinpool.engine.core import Engine, Output
-from twinpool.errors import RequestError, ShuttingDown
+from twinpool.errors import RankLost, RequestError, ShuttingDown
 from twinpool.request import Int32Array, Request, SamplingParams
 from twinpool.server.http_errors import EngineDown, NotReady
 
@@ -113,6 +113,7 @@ class Bridge:
         self._unanswered: set[asyncio.Future[Any] | Stream] = set()
         self._quiet = asyncio.Event()
         self._settled = asyncio.Event()
+        self._rank_lost = asyncio.Event()
 
     @property
     def state(self) -> State:
@@ -196,6 +197,10 @@ class Bridge:
             if self._state in (State.BOOTING, State.READY):
                 self._state = State.DRAINING
 
+    async def rank_lost(self) -> None:
+        """Wait until one of several ranks has ended (then `failure` says how), which only a new start mends."""
+        await self._rank_lost.wait()
+
     async def drained(self) -> None:
         """Wait until everything accepted has had its last output."""
         await self._quiet.wait()
@@ -262,12 +267,18 @@ class Bridge:
             self._tell_loop(self._settled.set)
             return
         self._engine = engine
+        # An idle engine waits for commands, and this is one: it raises.
+        engine.on_rank_lost(lambda: self._commands.put(_Command(engine.check_ranks)))
         with self._lock:
             if self._state is State.BOOTING:
                 self._state = State.READY
         self._tell_loop(self._settled.set)
         try:
             self._serve(engine)
+        except RankLost as error:
+            self.failure = error
+            self._end_all(State.FAILED, EngineDown(str(error)))
+            self._tell_loop(self._rank_lost.set)
         except Exception as error:
             log.error("the engine has failed; every request in flight ends with an error", exc_info=error)
             self.failure = error

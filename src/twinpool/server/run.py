@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from twinpool.errors import ConfigError
+from twinpool.errors import ConfigError, RankLost
 from twinpool.server.bridge import Bridge, State
 
 log = logging.getLogger("twinpool.server")
@@ -24,12 +24,12 @@ _STOP_WAIT_S = 1.0
 def run_until_stopped(*, app: FastAPI, bridge: Bridge, host: str, port: int) -> None:
     """Serve `app` on the calling thread.
 
-    Raises ConfigError if the address cannot be bound, and what the engine's boot raised.
+    Raises ConfigError if the address cannot be bound, what the engine's boot raised, and RankLost.
     """
     listener = _listen(host, port)
     with contextlib.closing(listener):
         asyncio.run(_main(app, bridge, listener))
-    if bridge.failure is not None and not bridge.was_ready:
+    if isinstance(bridge.failure, RankLost) or (bridge.failure is not None and not bridge.was_ready):
         raise bridge.failure
 
 
@@ -83,6 +83,7 @@ async def _main(app: FastAPI, bridge: Bridge, listener: socket.socket) -> None:
     watchers = [
         asyncio.create_task(_announce(server, bridge, listener)),
         asyncio.create_task(_stop_when_drained(server, bridge, stopping)),
+        asyncio.create_task(_stop_when_rank_lost(server, bridge)),
     ]
     try:
         await server.serve(sockets=[listener])
@@ -108,6 +109,12 @@ async def _announce(server: _Server, bridge: Bridge, listener: socket.socket) ->
         shown,
         port,
     )
+
+
+async def _stop_when_rank_lost(server: _Server, bridge: Bridge) -> None:
+    """Whoever waits has been told; the others are better off with a server that is started again."""
+    await bridge.rank_lost()
+    server.should_exit = True
 
 
 async def _stop_when_drained(server: _Server, bridge: Bridge, stopping: asyncio.Event) -> None:

@@ -220,11 +220,17 @@ def test_states_per_path_uses_the_words_of_the_reference(value: int) -> None:
 
 @pytest.mark.parametrize(
     "argv",
-    [["--tp", "2"], ["--dp-size", "2"], ["--pp", "2"], ["--dcp-size", "2"], ["--speculative-num-draft-tokens", "4"]],
+    [["--dp-size", "2"], ["--pp", "2"], ["--dcp-size", "2"], ["--speculative-num-draft-tokens", "4"]],
 )
 def test_parallel_sizes_are_refused_when_serving_but_not_in_options(argv: list[str]) -> None:
     assert "is not supported when serving" in refuse(*argv)
     ServeOptions(tp_size=2, dp_size=2, pp_size=2, dcp_size=2, speculative_num_draft_tokens=4)
+
+
+def test_several_ranks_are_served_without_a_disk_tier() -> None:
+    assert parse_serve(["--tp", "2"]).tp_size == 2
+    disk = ["--enable-hierarchical-cache", "--hicache-storage-backend", "file", "--hicache-storage-path", "/tmp/x"]
+    assert "is not supported with --tp-size 2: the disk tier keeps the pages of one rank" in refuse("--tp", "2", *disk)
 
 
 def test_keywords_are_the_flags() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from twinpool.models.shard import Sharding
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
@@ -77,8 +79,9 @@ class Source:
     without. ignored: prefixes of other modalities and draft layers; renamed: regular expression in a name of the checkpoint -> its
     replacement, applied in order; joined: end of a name -> ends of the names (after renaming) of the tensors that make it, one after
     another.
-    check: raises ModelError for a config that our layers do not do; activation: the only hidden_act they do. rotary: where the model
-    below its head keeps its rotary module (which may be None or missing), None for models that have no such place.
+    check: raises ModelError for a config that our layers do not do; activation: the only hidden_act they do. sharding: how ranks
+    share it, None if they cannot. rotary: where the model below its head keeps its rotary module (which may be None or missing),
+    None for models that have no such place.
     """
 
     module: str
@@ -90,4 +93,5 @@ class Source:
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     check: Callable[[Any], None] = lambda config: None
     activation: str = "silu"
+    sharding: Sharding | None = None
     rotary: str | None = "rotary_emb"

@@ -11,6 +11,8 @@ from twinpool.models.attention.layer import adopt_attention
 from twinpool.models.blocks import Linear, Mlp, Moe, PreNormLayer, RmsNorm, Router, make_experts
 from twinpool.models.families.base import Decoder, Parts, Source
 from twinpool.models.mamba2.layer import adopt_mamba2
+from twinpool.models.mamba2.sharding import Mamba2Keys, mamba2_cuts
+from twinpool.models.shard import ATTENTION, COLUMNS, Sharding, cut
 
 
 def check(config: Any) -> None:
@@ -62,6 +64,30 @@ def _norm(module: Any) -> RmsNorm:
     return RmsNorm(module.weight, module.variance_epsilon)
 
 
+_MAMBA2 = Mamba2Keys(
+    heads="mamba_n_heads", head_dim="mamba_d_head", groups="mamba_n_groups", state_size="mamba_d_state"
+)
+
+
+def _adjust(part: Any, ranks: int) -> None:
+    """The inner width is not a key of its own, and the factor that makes it need not stay whole, as transformers checks."""
+    object.__setattr__(part, "mamba_expand", part.mamba_expand / ranks)
+
+
+SHARDING = Sharding(
+    divided=("num_attention_heads", "mamba_n_heads", "mamba_n_groups", "shared_intermediate_size", "intermediate_size"),
+    head_dim=lambda config: config.hidden_size // config.num_attention_heads,
+    cuts={
+        **ATTENTION,
+        **mamba2_cuts(r"\.mamba", _MAMBA2),
+        r"\.shared_mlp\.input_linear\.weight": cut(0, lambda config: ((config.shared_intermediate_size, 1),) * 2),
+        r"\.experts\.gate_up_proj": cut(1, lambda config: ((config.intermediate_size, 1),) * 2),
+        r"\.(shared_mlp\.output_linear\.weight|experts\.down_proj)": COLUMNS,
+    },
+    check=_MAMBA2.check,
+    adjust=_adjust,
+)
+
 # Checkpoints have the names of the first release; transformers renames them while loading.
 _RENAMED = {
     r"block_sparse_moe\.input_linear\.weight$": "block_sparse_moe.experts.gate_up_proj",
@@ -76,5 +102,6 @@ SOURCES = {
         build=build,
         check=check,
         renamed=_RENAMED,
+        sharding=SHARDING,
     )
 }

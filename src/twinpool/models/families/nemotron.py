@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +13,10 @@ from twinpool.models.attention.layer import adopt_attention
 from twinpool.models.blocks import Linear, Mlp, Moe, RmsNorm, Router, adopt_linear, make_experts, sum_of_experts
 from twinpool.models.bound import Step
 from twinpool.models.families.base import Decoder, Parts, Source
+from twinpool.models.group import Adds
 from twinpool.models.mamba2.layer import adopt_mamba2
+from twinpool.models.mamba2.sharding import Mamba2Keys, mamba2_cuts
+from twinpool.models.shard import ATTENTION, COLUMNS, ROWS, Sharding, cut, on_first
 
 # Keys that transformers reads but does not act on, or that our layers know one value of: the value that runs.
 _ONLY = {
@@ -33,6 +37,10 @@ class MixerLayer(nn.Module):
         self.parts = nn.ModuleList([norm, mixer])
         self._norm, self._mixer = norm.forward, mixer.forward
 
+    def over_ranks(self, summed: Callable[[Adds], Adds]) -> None:
+        """As PreNormLayer's."""
+        self._mixer = summed(self._mixer)
+
     def forward(self, hidden: torch.Tensor, step: Step) -> torch.Tensor:
         """hidden [T, hidden_size], changed in place and returned."""
         return self._mixer(self._norm(hidden), step, hidden)  # type: ignore[no-any-return]
@@ -45,6 +53,10 @@ class FeedForwardLayer(nn.Module):
         super().__init__()
         self.parts = nn.ModuleList([norm, mlp])
         self._norm, self._mlp = norm.forward, mlp.forward
+
+    def over_ranks(self, summed: Callable[[Adds], Adds]) -> None:
+        """As PreNormLayer's."""
+        self._mlp = summed(self._mlp)
 
     def forward(self, hidden: torch.Tensor, step: Step) -> torch.Tensor:
         """hidden [T, hidden_size], changed in place and returned."""
@@ -137,6 +149,27 @@ def _norm(module: Any) -> RmsNorm:
     return RmsNorm(module.weight, module.variance_epsilon)
 
 
+_MAMBA2 = Mamba2Keys(heads="mamba_num_heads", head_dim="mamba_head_dim", groups="n_groups", state_size="ssm_state_size")
+SHARDING = Sharding(
+    divided=(
+        "num_attention_heads",
+        "mamba_num_heads",
+        "n_groups",
+        "intermediate_size",
+        "moe_intermediate_size",
+        "moe_shared_expert_intermediate_size",
+    ),
+    cuts={
+        **ATTENTION,
+        **mamba2_cuts(r"\.mixer", _MAMBA2),
+        r"\.experts\.up_proj": cut(1),
+        r"\.up_proj\.(weight|bias)": ROWS,
+        r"\.(down_proj\.weight|experts\.down_proj)": COLUMNS,
+        # What experts of a latent give is added up before the way back, which only rank 0 gives its bias.
+        r"\.(down_proj|fc2_latent_proj)\.bias": on_first,
+    },
+    check=_MAMBA2.check,
+)
 SOURCES = {
     "NemotronHForCausalLM": Source(
         module="nemotron_h",
@@ -146,5 +179,6 @@ SOURCES = {
         check=check,
         renamed={r"^backbone\.": "model."},
         rotary=None,
+        sharding=SHARDING,
     ),
 }

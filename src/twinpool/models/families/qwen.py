@@ -12,6 +12,7 @@ from twinpool.models.attention.layer import HeadNorms, adopt_attention
 from twinpool.models.blocks import Linear, Mlp, Moe, PreNormLayer, Router, ZeroCentredNorm, make_experts
 from twinpool.models.families.base import Decoder, Parts, Source
 from twinpool.models.gdn.layer import adopt_gdn
+from twinpool.models.shard import ATTENTION, COLUMNS, EXPERTS_GATE_UP, ROWS, Sharding, cut
 
 
 def build(parts: Parts) -> Decoder:
@@ -68,14 +69,49 @@ def _check_text(config: Any) -> None:
         )
 
 
+def _qkv(config: Any) -> tuple[tuple[int, int], ...]:
+    """Heads of q | k | v of a linear layer."""
+    keys = (config.linear_num_key_heads, config.linear_key_head_dim)
+    return keys, keys, (config.linear_num_value_heads, config.linear_value_head_dim)
+
+
+# Qwen3-Next has what belongs to a key head together, so that equal parts of its rows are heads as well.
+SHARDING = Sharding(
+    divided=(
+        "num_attention_heads",
+        "linear_num_key_heads",
+        "linear_num_value_heads",
+        "intermediate_size",
+        "moe_intermediate_size",
+        "shared_expert_intermediate_size",
+    ),
+    cuts={
+        **ATTENTION,
+        r"\.linear_attn\.(in_proj_(qkvz|ba|z|b|a)\.weight|A_log|dt_bias)": ROWS,
+        r"\.linear_attn\.(in_proj_qkv|conv1d)\.weight": cut(0, _qkv),
+        r"\.linear_attn\.out_proj\.weight": COLUMNS,
+        r"\.(gate|up)_proj\.weight": ROWS,
+        r"\.experts\.gate_up_proj": EXPERTS_GATE_UP,
+        r"\.(down_proj\.weight|experts\.down_proj)": COLUMNS,
+    },
+)
+
 _NESTED = {r"^model\.language_model\.": "model."}
 _VISUAL = ("mtp.", "model.visual.")
 
 
 def _source(module: str, config: str, model: str, *, nested: bool = False) -> Source:
     if not nested:
-        return Source(module=module, config=config, model=model, build=build)
-    return Source(module=module, config=config, model=model, build=build, ignored=_VISUAL, renamed=_NESTED)
+        return Source(module=module, config=config, model=model, build=build, sharding=SHARDING)
+    return Source(
+        module=module,
+        config=config,
+        model=model,
+        build=build,
+        ignored=_VISUAL,
+        renamed=_NESTED,
+        sharding=SHARDING,
+    )
 
 
 _DENSE = ("qwen3_5", "Qwen3_5TextConfig", "Qwen3_5ForCausalLM")

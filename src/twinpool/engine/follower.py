@@ -1,0 +1,68 @@
+"""A rank other than rank 0: a process that holds its share of the model and of both pools, and repeats rank 0's steps."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import traceback
+from multiprocessing.connection import Connection
+
+import torch
+
+from twinpool import bootlog
+from twinpool.engine.executor import TorchExecutor
+from twinpool.engine.rank import allocate, forward_of, left_bytes, load_rank
+from twinpool.engine.ranks import Failed, Pools, Start
+from twinpool.errors import TwinpoolError
+from twinpool.models.group import Group
+from twinpool.models.native import set_threads, use_native
+from twinpool.models.shard import Share
+
+
+def follow(connection: Connection) -> None:
+    """Load, agree on the memory, then repeat what rank 0 tells until it says stop. Raises EOFError when rank 0 is gone."""
+    start: Start = connection.recv()
+    resolved, lines = start.resolved, list[str]()
+    set_threads(start.threads)
+    torch.set_num_threads(1 if use_native(torch.device(resolved.device)) else start.threads)
+    pre_load_bytes = start.pre_load_bytes
+    model = load_rank(start.folder, resolved, pre_load_bytes=pre_load_bytes, rank=start.rank, say=lines.append).model
+    connection.send(start.rank)
+    connection.recv()  # all ranks have loaded: what is free now stays free
+    connection.send(left_bytes(resolved, pre_load_bytes=pre_load_bytes, weight_bytes=model.weight_bytes))
+    pools: Pools = connection.recv()
+    memory = allocate(start.spec, resolved, pools.ledger, pools.tier)
+    lines += bootlog.pool_lines(pools.ledger, kv_dtype=resolved.kv_cache_dtype)[len(pools.ledger.warnings) :]
+    connection.send(lines)
+    model.join(Group.join(Share(start.rank, resolved.tp_size), meeting=start.meeting, device=resolved.device))
+    executor = TorchExecutor(forward=forward_of(model, memory), memory=memory)
+    while (told := connection.recv()) is not None:
+        executor.follow(told)
+
+
+def main(file_descriptor: int) -> int:
+    """Be the rank at the end of an inherited socket; returns the exit code. What goes wrong is told to rank 0."""
+    # Who stops the server stops rank 0, which drains first; the others end when it says so, or when it is gone.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    connection = Connection(file_descriptor)
+    try:
+        follow(connection)
+    except (EOFError, ConnectionError):
+        return 0
+    except Exception as error:
+        expected = isinstance(error, TwinpoolError)
+        try:
+            connection.send(Failed(error if isinstance(error, TwinpoolError) else f"{type(error).__name__}: {error}"))
+        except OSError:
+            return 0  # rank 0 is gone, which is the reason
+        if not expected:
+            traceback.print_exc()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,51 @@
+"""How ranks share a Mamba2 layer: heads with the group whose B and C they use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from twinpool.errors import ModelError
+from twinpool.models.shard import COLUMNS, ROWS, Cut, Share, cut, on_first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2Keys:
+    """What a family's config calls its heads, their width, the groups of B and C, and the width of those."""
+
+    heads: str
+    head_dim: str
+    groups: str
+    state_size: str
+
+    def channels(self, config: Any) -> tuple[tuple[int, int], ...]:
+        """Pieces of what is convolved: x | B | C."""
+        heads, head_dim, groups, state_size = (
+            getattr(config, key) for key in (self.heads, self.head_dim, self.groups, self.state_size)
+        )
+        return (heads, head_dim), (groups, state_size), (groups, state_size)
+
+    def inputs(self, config: Any) -> tuple[tuple[int, int], ...]:
+        """Pieces of the projection: z | x | B | C | dt."""
+        x, *others = self.channels(config)
+        return x, x, *others, (x[0], 1)
+
+    def check(self, config: Any, share: Share) -> None:
+        """Raise ModelError when a rank would hold part of a group: its norm is over all columns of the group."""
+        groups = getattr(config, self.groups)
+        if groups % share.ranks:
+            raise ModelError(
+                f"--tp-size {share.ranks} does not divide the model's {groups} Mamba groups, and a norm over the columns of several "
+                f"ranks is not served yet; use a divisor of {groups}."
+            )
+
+
+def mamba2_cuts(module: str, keys: Mamba2Keys) -> dict[str, Cut]:
+    """Cuts of a layer whose names have `module` (a regular expression) before those of its parts."""
+    return {
+        rf"{module}\.in_proj\.(weight|bias)": cut(0, keys.inputs),
+        rf"{module}\.conv1d\.(weight|bias)": cut(0, keys.channels),
+        rf"{module}\.(norm\.weight|A_log|D|dt_bias)": ROWS,
+        rf"{module}\.out_proj\.weight": COLUMNS,
+        rf"{module}\.out_proj\.bias": on_first,
+    }

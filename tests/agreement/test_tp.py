@@ -1,0 +1,164 @@
+"""Two ranks on this machine: the tokens of one rank, both pools of each, and an end when a rank ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.agreement.live import command, free_port, live_server
+from tests.agreement.llm_runs import Said, checkpoint, conversation, greedy, prompt, say, say_alone, tiny_llm
+from twinpool import LLM, SamplingParams
+from twinpool.errors import ConfigError, ModelError, RankLost
+
+FAMILIES = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "nemotron", "granite_moe")
+STRATEGIES = {
+    "extra_buffer": {"mamba_radix_cache_strategy": "extra_buffer", "mamba_track_interval": 64},
+    "lazy": {"mamba_radix_cache_strategy": "extra_buffer_lazy", "mamba_track_interval": 64},
+    "no_buffer": {"mamba_radix_cache_strategy": "no_buffer", "disable_overlap_schedule": True},
+    "off": {"disable_radix_cache": True},
+}
+TURN = greedy(12)
+
+
+def tokens(said: Said) -> list[tuple[int, ...]]:
+    return [one for one, _ in said]
+
+
+def followers() -> list[psutil.Process]:
+    """Processes of other ranks that this one has started."""
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if "twinpool.engine.follower" in " ".join(child.cmdline())]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_of_one_rank(family: str) -> None:
+    folder, prompts = checkpoint(family), conversation(10)
+    first = tokens(say_alone(folder, prompts, TURN))
+    longer = [p + list(said) + prompt(i, 9) for i, (p, said) in enumerate(zip(prompts, first, strict=True))]
+    second = tokens(say_alone(folder, longer, TURN))
+    with tiny_llm(folder, tp_size=2, chunked_prefill_size=96, mamba_track_interval=64) as llm:
+        cold = say(llm, prompts, TURN)
+        assert tokens(cold) == first
+        assert say(llm, prompts, TURN) == cold
+        done = llm.generate(longer, TURN)
+        assert [c.token_ids for c in done] == second
+        assert sum(c.cached_tokens for c in done) > 0
+    assert not followers()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_strategies_with_eviction_and_retraction(strategy: str) -> None:
+    folder, params = checkpoint("qwen3_5"), greedy(60)
+    prompts = [prompt(i, 30 + i) for i in range(4)]
+    expected = tokens(say_alone(folder, prompts, params))
+    tight = {"max_total_tokens": 230, "schedule_conservativeness": 0.05, **STRATEGIES[strategy]}
+    with tiny_llm(folder, tp_size=2, **tight) as llm:
+        assert tokens(say(llm, prompts, params)) == expected
+        assert tokens(say(llm, prompts[::-1], params)) == expected[::-1]
+        snapshot = llm.engine.snapshot()
+        assert snapshot.totals.retracted_requests > 0
+        assert (snapshot.evicted_tokens_total > 0) == (strategy != "off")
+
+
+def test_host_tier_of_every_rank() -> None:
+    folder, prompts = checkpoint("qwen3_5"), [prompt(i, 100) for i in range(6)]
+    expected = tokens(say_alone(folder, prompts, TURN))
+    host = {
+        "enable_hierarchical_cache": True,
+        "hicache_size": 0.01,
+        "max_total_tokens": 300,
+        "mamba_track_interval": 64,
+    }
+    with tiny_llm(folder, tp_size=2, **host) as llm:
+        for _ in range(2):
+            assert [tokens(say(llm, [p], TURN))[0] for p in prompts] == expected
+        assert llm.engine.snapshot().host.loaded_bytes > 0
+
+
+def test_the_demo_model_in_a_script(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from twinpool import LLM, SamplingParams\n"
+        "def say(**options):\n"
+        "    with LLM(device_memory='1GiB', **options) as llm:\n"
+        "        return llm.generate(['Once upon a time'], SamplingParams(temperature=0, max_tokens=16))[0].token_ids\n"
+        "if __name__ == '__main__':\n"
+        "    one, two = say(), say(tp_size=2)\n"
+        "    assert len(one) == 16 and one == two, (one, two)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (0, "", 2), done.stderr
+
+
+def test_pools_of_both_ranks_and_a_killed_rank(tmp_path: Path) -> None:
+    with live_server(tmp_path, "--tp-size", "2") as live:
+        answer = live.client().completions.create(model="demo", prompt="Hello", max_tokens=4, temperature=0)
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 4
+        plan = subprocess.run(
+            [*command()[:-1], "plan", "--boot-log", str(live.log)], capture_output=True, text=True, check=False
+        )
+        log = live.log.read_text()
+        for rank in (0, 1):
+            for pool in ("Mamba Cache is allocated.", "KV Cache is allocated."):
+                assert f"[TP{rank}] {pool}" in log
+        assert "TP0" in plan.stdout, plan.stderr
+        assert "TP1" in plan.stdout
+        (follower,) = psutil.Process(live.process.pid).children()
+        follower.kill()
+        assert live.process.wait(timeout=20) == 1
+        last = live.log.read_text().splitlines()[-1]
+    assert last == (
+        "twinpool: error: the process of rank 1 has ended (signal 9), and no rank can go on without the others: start again."
+    )
+
+
+def test_a_rank_killed_while_it_works_ends_the_answers() -> None:
+    with LLM(str(checkpoint("qwen3_5")), tp_size=2, device_memory="64MiB") as llm:
+        (follower,) = followers()
+        requests = llm.engine.add(prompt(0, 20), greedy(900))
+        for _ in range(5):
+            llm.engine.step()
+        follower.kill()
+        with pytest.raises(RankLost, match="the process of rank 1 has ended"):
+            for _ in range(900 * len(requests)):
+                llm.engine.step()
+        with pytest.raises(RankLost):
+            llm.generate([prompt(1, 5)], SamplingParams(max_tokens=2))
+
+
+def test_ranks_end_with_their_parent(tmp_path: Path) -> None:
+    port = free_port()
+    process = subprocess.Popen(command("--tp-size", "2", "--port", str(port), "--device-memory", "1GiB"))
+    try:
+        deadline_s = time.monotonic() + 60
+        while time.monotonic() < deadline_s:
+            try:
+                if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
+                    break
+            except httpx.TransportError:
+                time.sleep(0.1)
+        (follower,) = psutil.Process(process.pid).children()
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    follower.wait(timeout=10)
+
+
+def test_what_ranks_cannot_share_is_refused_before_any_starts() -> None:
+    for family, options, error, words in (
+        ("lfm2", {}, ModelError, "Lfm2ForCausalLM cannot be shared by several ranks yet"),
+        ("qwen3_5", {"tp_size": 3}, ModelError, "--tp-size 3 does not divide the model's 4 query heads; use 1, 2, 4"),
+        ("qwen3_5", {"pp_size": 2}, ConfigError, "--pp-size 2 is not supported when serving"),
+    ):
+        with pytest.raises(error, match=words), tiny_llm(checkpoint(family), **{"tp_size": 2, **options}):
+            pass
+    assert not followers()
