@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ from twinpool.models.families import (
 )
 from twinpool.models.families.base import Decoder, Parts, Source, WithHead
 from twinpool.models.group import Group
+from twinpool.models.mamba2.layer import Mamba2Mixer
+from twinpool.models.mamba2.ops import JointNorm
 from twinpool.models.shard import Sharding, Share, share_of_config, share_of_weights
 from twinpool.models.step_batch import MemoryViews, StepBatch
 from twinpool.models.weights import assign_weights, read_weights
@@ -67,6 +70,27 @@ SOURCES: dict[str, Source] = {
 _MOVING_ROPE = ("dynamic", "longrope")
 
 
+@dataclass(frozen=True, slots=True)
+class _Sharing:
+    """A rank's share of a model: transformers' config of the whole and of the part."""
+
+    sharding: Sharding
+    share: Share
+    whole: Any
+    part: Any
+
+    @staticmethod
+    def of(config_json: Mapping[str, Any], whole: Any, share: Share) -> _Sharing:
+        """Raises ModelError for a model that cannot be shared so."""
+        sharding = sharding_of(config_json)
+        return _Sharing(sharding, share, whole, share_of_config(whole, sharding, share))
+
+    @property
+    def joint_norm(self) -> bool:
+        """Whether gated norms are over the columns of all ranks."""
+        return self.sharding.joint_norm(self.whole)
+
+
 class AdoptedModel:
     """A model that runs packed steps over paged memory.
 
@@ -74,7 +98,7 @@ class AdoptedModel:
     """
 
     def __init__(
-        self, model: Any, decoder: Decoder, *, weight_bytes: int, device: torch.device, lacks_ranks: bool = False
+        self, model: Any, decoder: Decoder, *, weight_bytes: int, device: torch.device, sharing: _Sharing | None = None
     ) -> None:
         self._embeddings: torch.Tensor = model.get_input_embeddings().weight
         self._layers = [layer.forward for layer in decoder.layers]
@@ -83,16 +107,20 @@ class AdoptedModel:
         self._embed_scale, self._logit_scale = decoder.embed_scale, decoder.logit_scale
         self._device = device
         self._memory: BoundMemory | None = None
-        self._lacks_ranks = lacks_ranks
+        self._sharing = sharing
         self.module = model
         self.weight_bytes = weight_bytes
         self.vocab_size = int(model.config.vocab_size)
 
     def join(self, group: Group) -> None:
         """Sum what this rank's share of every layer adds over all ranks; once, before the first step."""
+        assert self._sharing is not None, "a share of a model"
         for layer in self.module.base_model.layers:
             layer.over_ranks(group.summed)
-        self._lacks_ranks = False
+        if self._sharing.joint_norm:
+            for mixer in (module for module in self.module.modules() if isinstance(module, Mamba2Mixer)):
+                mixer.kernel.joint = JointNorm(group.share.ranks, group.total)
+        self._sharing = None
 
     def forward(
         self, input_ids: torch.Tensor, step: StepBatch, memory: MemoryViews, sample_at: torch.Tensor
@@ -101,7 +129,7 @@ class AdoptedModel:
 
         input_ids: int64 [T]. States, checkpoints and KV of all rows are written to memory. Call under torch.inference_mode().
         """
-        assert not self._lacks_ranks, "a share of a model sums over its ranks"
+        assert self._sharing is None, "a share of a model sums over its ranks"
         bound = self._memory
         if bound is None or bound.source is not memory:
             bound = self._memory = BoundMemory.of(memory)
@@ -135,17 +163,17 @@ def load_model(
     config = _text_config(getattr(configuration, source.config), config_json, folder)
     _check_activation(config, source)
     source.check(config)
-    whole = config
+    sharing = None
     if share is not None:
-        sharding = sharding_of(config_json)
-        config = share_of_config(whole, sharding, share)
+        sharing = _Sharing.of(config_json, config, share)
+        config = sharing.part
     with torch.device("meta"):
         model = getattr(modeling, source.model)(config)
         model = model if hasattr(model, "lm_head") else WithHead(model)
     ignored = (*source.ignored, *_draft_layers(config))
     tensors = read_weights(folder, ignored=ignored, renamed=source.renamed, joined=source.joined)
-    if share is not None:
-        share_of_weights(tensors, whole, sharding, share)
+    if sharing is not None:
+        share_of_weights(tensors, sharing.whole, sharing.sharding, sharing.share)
     assign_weights(model, tensors, dtype=DTYPES[dtype], folder=folder)
     place = torch.device(device)
     with torch.inference_mode():
@@ -155,7 +183,7 @@ def load_model(
         table = torch.empty(positions, 0) if rotary is None else _rotary_table(type(rotary)(config), positions)
         decoder = source.build(Parts(model=model, table=table.to(place)))
         weight_bytes = _take_over(model, decoder) + table.numel() * table.element_size()
-    return AdoptedModel(model.eval(), decoder, weight_bytes=weight_bytes, device=place, lacks_ranks=share is not None)
+    return AdoptedModel(model.eval(), decoder, weight_bytes=weight_bytes, device=place, sharing=sharing)
 
 
 def _source_of(config: Mapping[str, Any]) -> Source:

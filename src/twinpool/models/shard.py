@@ -47,7 +47,7 @@ class Sharding:
     hold when there are fewer (KV heads); head_dim: of attention, for configs that would derive it from the divided heads.
     cuts: end of a name, as a regular expression -> the cut of that tensor; what no name matches is on every rank, whole.
     check: raises ModelError for a config that so many ranks cannot share; adjust: changes the share's config further,
-    given the ranks.
+    given the ranks; joint_norm: whether gated norms of Mamba2 layers are over the columns of all ranks.
     """
 
     divided: tuple[str, ...]
@@ -56,6 +56,7 @@ class Sharding:
     cuts: Mapping[str, Cut] = field(default_factory=dict)
     check: Callable[[Any, Share], None] = lambda config, share: None
     adjust: Callable[[Any, int], None] = lambda part, ranks: None
+    joint_norm: Callable[[Any], bool] = lambda config: False
 
 
 def share_of_config(config: Any, sharding: Sharding, share: Share) -> Any:

@@ -22,7 +22,17 @@ from twinpool.models.group import Group
 from twinpool.models.shard import Sharding, Share, cut, on_first, share_of_config, share_of_weights
 from twinpool.models.step_batch import PackedStep
 
-SHARED = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "nemotron", "nemotron_latent", "granite", "granite_moe")
+SHARED = (
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_next",
+    "nemotron",
+    "nemotron_latent",
+    "granite",
+    "granite_rope",
+    "granite_moe",
+    "bamba",
+)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +75,20 @@ def step_of(tokens: list[int], *, page_size: int) -> PackedStep:
     )
 
 
-def logits_of(folder: Path, tokens: list[int], share: Share | None = None, group: Any = None) -> torch.Tensor:
+def logits_of_all(folder: Path, tokens: list[int], ranks: int, *, dtype: str = "float32") -> list[torch.Tensor]:
+    """Logits of every token, of each rank."""
+    threads = Threads(ranks)
+    with ThreadPoolExecutor(ranks) as pool:
+        runs = [
+            pool.submit(logits_of, folder, tokens, Share(rank, ranks), threads.of(rank), dtype=dtype)
+            for rank in range(ranks)
+        ]
+        return [run.result() for run in runs]
+
+
+def logits_of(
+    folder: Path, tokens: list[int], share: Share | None = None, group: Any = None, *, dtype: str = "float32"
+) -> torch.Tensor:
     """Logits of every token, of one rank."""
     spec, ranks = read_spec(folder), share.ranks if share else 1
     arena = Arena(
@@ -76,7 +99,7 @@ def logits_of(folder: Path, tokens: list[int], share: Share | None = None, group
     )
     dtypes = {"kv_dtype": "float32", "ssm_dtype": "float32", "conv_dtype": "float32"}
     memory = allocate_buffer(spec, arena, ranks=ranks, page_size=16, device="cpu", host=None, **dtypes)
-    model = load_model(folder, dtype="float32", share=share)
+    model = load_model(folder, dtype=dtype, share=share)
     if share is not None:
         model.join(Group(share, group))
     step = step_of(tokens, page_size=16)
@@ -87,17 +110,31 @@ def logits_of(folder: Path, tokens: list[int], share: Share | None = None, group
 @pytest.mark.parametrize("family", SHARED)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_all_shares_say_what_the_whole_says(family: str, ranks: int, cache_dir: Path) -> None:
-    wide = {"linear_num_key_heads": 4} if family.startswith("qwen") else {}
-    wide = {"n_groups": 4} if family.startswith("nemotron") else {"mamba_n_groups": 4} if "granite" in family else wide
-    folder = tiny_checkpoint(family, cache_dir, **wide)
+    wide = {"qwen": "linear_num_key_heads", "nemotron": "n_groups"}.get(
+        family.split("_")[0].rstrip("3"), "mamba_n_groups"
+    )
+    folder = tiny_checkpoint(family, cache_dir, **{wide: 4})
     tokens = np.random.default_rng(0).integers(0, 256, 40).tolist()
     whole = logits_of(folder, tokens)
-    threads = Threads(ranks)
-    with ThreadPoolExecutor(ranks) as pool:
-        runs = [pool.submit(logits_of, folder, tokens, Share(rank, ranks), threads.of(rank)) for rank in range(ranks)]
-        shares = [run.result() for run in runs]
+    shares = logits_of_all(folder, tokens, ranks)
     assert all(torch.equal(shares[0], other) for other in shares)
     torch.testing.assert_close(shares[0], whole, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("family", ["granite", "granite_moe", "bamba"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_norm_over_all_ranks(family: str, dtype: str, cache_dir: Path) -> None:
+    folder = tiny_checkpoint(family, cache_dir, mamba_n_groups=1)
+    tokens = np.random.default_rng(1).integers(0, 256, 40).tolist()
+    whole, shares = logits_of(folder, tokens, dtype=dtype), logits_of_all(folder, tokens, 4, dtype=dtype)
+    assert all(torch.equal(shares[0], other) for other in shares)
+    rounding = {"float32": 2e-4, "bfloat16": 0.1}[dtype]
+    torch.testing.assert_close(shares[0], whole, rtol=rounding, atol=rounding * float(whole.abs().max()))
+
+
+def test_groups_that_ranks_do_not_divide_are_named(cache_dir: Path) -> None:
+    with pytest.raises(ModelError, match=r"--tp-size 4 does not divide the model's 2 Mamba groups; use a divisor of 2"):
+        load_model(tiny_checkpoint("bamba", cache_dir), dtype="float32", share=Share(0, 4))
 
 
 @pytest.mark.parametrize(("rank", "part"), [(0, (0, 2)), (1, (2, 2))])

@@ -11,7 +11,7 @@ from twinpool.models.attention.layer import adopt_attention
 from twinpool.models.blocks import Linear, Mlp, Moe, PreNormLayer, RmsNorm, Router, make_experts
 from twinpool.models.families.base import Decoder, Parts, Source
 from twinpool.models.mamba2.layer import adopt_mamba2
-from twinpool.models.mamba2.sharding import Mamba2Keys, mamba2_cuts
+from twinpool.models.mamba2.sharding import Mamba2Keys, mamba2_cuts, narrow_inner
 from twinpool.models.shard import ATTENTION, COLUMNS, Sharding, cut
 
 
@@ -67,16 +67,10 @@ def _norm(module: Any) -> RmsNorm:
 _MAMBA2 = Mamba2Keys(
     heads="mamba_n_heads", head_dim="mamba_d_head", groups="mamba_n_groups", state_size="mamba_d_state"
 )
-
-
-def _adjust(part: Any, ranks: int) -> None:
-    """The inner width is not a key of its own, and the factor that makes it need not stay whole, as transformers checks."""
-    object.__setattr__(part, "mamba_expand", part.mamba_expand / ranks)
-
-
 SHARDING = Sharding(
-    divided=("num_attention_heads", "mamba_n_heads", "mamba_n_groups", "shared_intermediate_size", "intermediate_size"),
+    divided=("num_attention_heads", "mamba_n_heads", "shared_intermediate_size", "intermediate_size"),
     head_dim=lambda config: config.hidden_size // config.num_attention_heads,
+    shared=("num_key_value_heads", "mamba_n_groups"),
     cuts={
         **ATTENTION,
         **mamba2_cuts(r"\.mamba", _MAMBA2),
@@ -85,7 +79,8 @@ SHARDING = Sharding(
         r"\.(shared_mlp\.output_linear\.weight|experts\.down_proj)": COLUMNS,
     },
     check=_MAMBA2.check,
-    adjust=_adjust,
+    joint_norm=_MAMBA2.joint_norm,
+    adjust=narrow_inner,
 )
 
 # Checkpoints have the names of the first release; transformers renames them while loading.

@@ -154,11 +154,11 @@ SHARDING = Sharding(
     divided=(
         "num_attention_heads",
         "mamba_num_heads",
-        "n_groups",
         "intermediate_size",
         "moe_intermediate_size",
         "moe_shared_expert_intermediate_size",
     ),
+    shared=("num_key_value_heads", "n_groups"),
     cuts={
         **ATTENTION,
         **mamba2_cuts(r"\.mixer", _MAMBA2),
@@ -169,6 +169,7 @@ SHARDING = Sharding(
         r"\.(down_proj|fc2_latent_proj)\.bias": on_first,
     },
     check=_MAMBA2.check,
+    joint_norm=_MAMBA2.joint_norm,
 )
 SOURCES = {
     "NemotronHForCausalLM": Source(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -44,11 +45,19 @@ class Mamba2Shape:
         return self.inner + 2 * self.groups * self.state_size
 
 
+@dataclass(frozen=True, slots=True)
+class JointNorm:
+    """A norm over the columns of `ranks` ranks. total: the sum over them of a float32 tensor [T, 1]."""
+
+    ranks: int
+    total: Callable[[torch.Tensor], torch.Tensor]
+
+
 class Mamba2Kernel:
     """A layer's constants, prepared once.
 
     conv_weight [channels, kernel], conv_bias [channels] or None, a_log, dt_bias and skip (D) [heads], norm_weight [inner] or None
-    for a gate without a norm.
+    for a gate without a norm. joint: set where the norm is over more columns than this rank has.
     """
 
     def __init__(
@@ -68,6 +77,7 @@ class Mamba2Kernel:
         self.dt_bias, self.skip = dt_bias.float().contiguous(), skip.float().contiguous()
         self.conv_bias = torch.zeros_like(self.taps[:, 0]) if conv_bias is None else conv_bias.float()
         self.norm_weight = None if norm_weight is None else norm_weight.float().contiguous()
+        self.joint: JointNorm | None = None
         self.conv: NativeConv | None = None
         self.handle: Any = None
         if use_native(conv_weight.device):
@@ -99,6 +109,9 @@ def mix(kernel: Mamba2Kernel, step: Step, layer: int, proj: torch.Tensor) -> tor
     scanned = torch.empty((n, shape.inner), dtype=torch.float32)
     ssm = step.memory.states[layer].ssm
     kernel.handle.scan(step.rows, ssm, mixed.data_ptr(), dt.data_ptr(), dt.stride(0), scanned.data_ptr())
+    if kernel.joint is not None:
+        gate = proj[:, : shape.inner].float()
+        return _joint_norm(kernel, kernel.joint, _opened(scanned, gate), proj.dtype)
     out = torch.empty((n, shape.inner), dtype=proj.dtype)
     native.grouped_gated_norm(
         x=scanned.data_ptr(),
@@ -114,6 +127,35 @@ def mix(kernel: Mamba2Kernel, step: Step, layer: int, proj: torch.Tensor) -> tor
         dtype=CODES[proj.dtype],
     )
     return out
+
+
+def _opened(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """x silu(gate), all float32 [T, n] and compiled."""
+    rows, width = x.shape
+    out = torch.empty_like(x)
+    native.grouped_gated_norm(
+        x=x.data_ptr(),
+        gate=gate.data_ptr(),
+        ldg=gate.stride(0),
+        y=out.data_ptr(),
+        rows=rows,
+        dim=width,
+        groups=1,
+        weight=0,
+        eps=0.0,
+        norm_first=False,
+        dtype=CODES[torch.float32],
+    )
+    return out
+
+
+def _joint_norm(kernel: Mamba2Kernel, joint: JointNorm, opened: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[T, inner] of dtype: `opened` over the rms of all ranks' columns, times the weight. Division and root round exactly."""
+    assert kernel.norm_weight is not None, "there is a norm"
+    assert not kernel.shape.norm_first, "the gate comes before it"
+    squares = joint.total(opened.double().square().sum(-1, keepdim=True).float())
+    rms = (squares / (joint.ranks * kernel.shape.inner) + kernel.shape.eps).sqrt()
+    return (opened / rms * kernel.norm_weight).to(dtype)
 
 
 def _row_torch(kernel: Mamba2Kernel, proj: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor) -> torch.Tensor:
@@ -132,6 +174,9 @@ def _row_torch(kernel: Mamba2Kernel, proj: torch.Tensor, conv: torch.Tensor, ssm
     sizes = reference.step_sizes(dt.float(), kernel.dt_bias, shape.dt_limits)
     out, state = reference.scan(parts, sizes, kernel.rate, kernel.skip, ssm.float(), state_dtype=ssm.dtype)
     ssm.copy_(state)
+    if kernel.joint is not None:
+        opened = reference.gated_norm(out.flatten(1), z.float(), None, groups=1, eps=0.0)
+        return _joint_norm(kernel, kernel.joint, opened, dtype)
     return reference.gated_norm(
         out.flatten(1), z.float(), kernel.norm_weight, groups=shape.groups, eps=shape.eps, norm_first=shape.norm_first
     ).to(dtype)

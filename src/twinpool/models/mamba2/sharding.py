@@ -31,13 +31,16 @@ class Mamba2Keys:
         return x, x, *others, (x[0], 1)
 
     def check(self, config: Any, share: Share) -> None:
-        """Raise ModelError when a rank would hold part of a group: its norm is over all columns of the group."""
+        """Raise ModelError for several groups that the ranks do not divide; a single one is on every rank."""
         groups = getattr(config, self.groups)
-        if groups % share.ranks:
+        if groups > 1 and groups % share.ranks:
             raise ModelError(
-                f"--tp-size {share.ranks} does not divide the model's {groups} Mamba groups, and a norm over the columns of several "
-                f"ranks is not served yet; use a divisor of {groups}."
+                f"--tp-size {share.ranks} does not divide the model's {groups} Mamba groups; use a divisor of {groups}."
             )
+
+    def joint_norm(self, config: Any) -> bool:
+        """Whether the gated norm is over the columns of all ranks, which is so for a single group."""
+        return bool(getattr(config, self.groups) == 1)
 
 
 def mamba2_cuts(module: str, keys: Mamba2Keys) -> dict[str, Cut]:
@@ -49,3 +52,8 @@ def mamba2_cuts(module: str, keys: Mamba2Keys) -> dict[str, Cut]:
         rf"{module}\.out_proj\.weight": COLUMNS,
         rf"{module}\.out_proj\.bias": on_first,
     }
+
+
+def narrow_inner(part: Any, ranks: int) -> None:
+    """A share's config where the inner width is mamba_expand * hidden_size: the factor need not stay whole, as transformers checks."""
+    object.__setattr__(part, "mamba_expand", part.mamba_expand / ranks)
