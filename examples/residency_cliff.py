@@ -25,6 +25,7 @@ from twinpool.replay.sweep_report import sweep_page, sweep_text
 from twinpool.replay.synthetic import SyntheticOptions, synthesize
 from twinpool.replay.tokens import TokenSpace
 from twinpool.replay.trace import Session, Trace
+from twinpool.replay.traffic import trees
 
 MACHINE = "GLM-5.3-Flash --gpu H200 --tp 2 --kv-cache-dtype fp8_e4m3 --page-size 64"
 
@@ -59,20 +60,14 @@ class World:
     idle_cap_s: float
 
 
-def trees(trace: Trace, count: int) -> Trace:
+def crowd_of(trace: Trace, count: int) -> Trace:
     """So many session trees: the first ones of the trace, and again from its start under namespaces of their own if it has fewer."""
-    parent_of = {session.id: session.parent for session in trace.sessions}
-    roots = [name for name, parent in parent_of.items() if parent is None]
-
-    def root_of(name: str) -> str:
-        while (parent := parent_of[name]) is not None:
-            name = parent
-        return name
-
+    root_of = trees(trace)
+    roots = list(dict.fromkeys(root_of.values()))
     copies: list[Session] = []
     for copy in range(-(-count // len(roots))):
         kept = set(roots[: count - copy * len(roots)])
-        copies += [_copy(session, copy) for session in trace.sessions if root_of(session.id) in kept]
+        copies += [_copy(session, copy) for session in trace.sessions if root_of[session.id] in kept]
     return replace(trace, sessions=tuple(copies))
 
 
@@ -111,7 +106,7 @@ def sweep(world: World, scale: Scale, spreading: SpreadOptions) -> Sweep:
 
 def worlds(trace: Trace, scale: Scale) -> tuple[World, World]:
     """The same requests twice: as many sessions alive as may run, and ten times as many with longer pauses."""
-    crowd = head(trees(trace, 10 * scale.sessions), scale.turns)
+    crowd = head(crowd_of(trace, 10 * scale.sessions), scale.turns)
     return (
         World(crowd, scale.sessions, idle_cap_s=10.0),
         World(crowd, 10 * scale.sessions, idle_cap_s=scale.more_idle_s),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from twinpool.errors import ConfigError
-from twinpool.replay.command import ReplayCommand, read_replay
+from twinpool.replay.command import ReplayCommand, read_replay, write_report
 from twinpool.replay.options import ReplayOptions
 from twinpool.replay.outcome import Outcome, first_refused
 
@@ -77,13 +76,6 @@ def _write_files(options: ReplayOptions, outcome: Outcome) -> None:
     from twinpool.replay import chrome, page
 
     if options.html is not None:
-        _write("--html", options.html, page.replay_page(outcome))
+        write_report("--html", options.html, page.replay_page(outcome))
     if options.chrome_trace is not None:
-        _write("--chrome-trace", options.chrome_trace, chrome.chrome_trace(outcome.result))
-
-
-def _write(flag: str, path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text)
-    except OSError as error:
-        raise ConfigError(f"{flag} {path} cannot be written: {error.strerror or error}.") from error
+        write_report("--chrome-trace", options.chrome_trace, chrome.chrome_trace(outcome.result))

@@ -42,6 +42,9 @@ def read_replay(argv: Sequence[str], *, usage: str, owner: type[ReplayOptions] =
         (*options, *line_options), own, prog=PROG, help_text=lambda: help_text(usage)
     )
     found = owner(**chosen(values, options))
+    for flag, path in (("--html", found.html), ("--chrome-trace", found.chrome_trace)):
+        if path is not None:
+            _check_place(flag, Path(path))
     if not names:
         raise ConfigError(
             "No trace is named: give TRACE (a file of recorded traffic) and MODEL; see twinpool replay --help."
@@ -54,6 +57,23 @@ def read_replay(argv: Sequence[str], *, usage: str, owner: type[ReplayOptions] =
     )
     calibration = read_calibration(Path(found.calibration)) if found.calibration else Calibration()
     return ReplayCommand(options=found, trace=names[0], sizing=sizing_of(command), calibration=calibration)
+
+
+def _check_place(flag: str, path: Path) -> None:
+    """Before a long run, not after it."""
+    if path.is_dir():
+        raise ConfigError(f"{flag} {path} is a folder; name a file.")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{flag} {path} cannot be written: there is no folder {path.parent}.")
+
+
+def write_report(flag: str, path: str, text: str) -> None:
+    """Write what a flag asked for, in UTF-8. Raises ConfigError if that cannot be done."""
+    try:
+        # Names of files and sessions may hold what UTF-8 has no bytes for.
+        Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise ConfigError(f"{flag} {path} cannot be written: {error.strerror or error}.") from error
 
 
 def help_text(usage: str) -> str:

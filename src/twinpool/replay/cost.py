@@ -20,6 +20,9 @@ __all__ = ["Calibration", "CostModel", "Seconds", "device_rates", "host_link_rat
 
 UNKNOWN_LINK_BYTES_PER_S = 50e9  # between devices and to the host, where the device is not in the table
 
+# Wide: nominal peaks may be far off both ways. What lies outside is a slip, and makes times that are no numbers.
+_SHARES, _SECONDS = (1e-9, 1e3), (0.0, 3600.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
@@ -40,16 +43,29 @@ def read_calibration(path: Path) -> Calibration:
     """A file written by `twinpool replay calibrate`. Raises ConfigError naming what is wrong with it."""
     try:
         values = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ConfigError(f"--calibration {path} cannot be read: {error.strerror or error}.") from error
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"--calibration {path} cannot be read: {error}.") from error
     names = {field.name for field in fields(Calibration)}
     if not isinstance(values, dict) or set(values) - names:
         raise ConfigError(f"--calibration {path} must be an object with {', '.join(sorted(names))}.")
     for name, value in values.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if name != "source" and not (number and 0 <= value < float("inf") and (value or not name.endswith("share"))):
-            raise ConfigError(f"--calibration {path} says {name}={value!r}; it must be a number above 0.")
+        _check(path, name, value)
     return Calibration(**values)
+
+
+def _check(path: Path, name: str, value: object) -> None:
+    if name == "source":
+        if not isinstance(value, str):
+            raise ConfigError(f"--calibration {path} says {name}={value!r}; it must be a text.")
+        return
+    low, high = _SHARES if name.endswith("share") else _SECONDS
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and low <= value <= high):  # type: ignore[operator]
+        raise ConfigError(
+            f"--calibration {path} says {name}={value!r:.40}; it must be a number from {low:g} to {high:g}."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

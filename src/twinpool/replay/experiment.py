@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from twinpool.clock import VirtualClock
+from twinpool.config.field import options_of
 from twinpool.errors import ConfigError
 from twinpool.plan.sizing import Sizing
 from twinpool.replay.cost import Calibration
@@ -15,7 +16,7 @@ from twinpool.replay.result import ReplayResult, Setup, summarise
 from twinpool.replay.run import Replay, Run
 from twinpool.replay.tokens import TokenSpace
 from twinpool.replay.trace import Trace
-from twinpool.replay.traffic import ClosedTraffic, OpenTraffic, Traffic, parents
+from twinpool.replay.traffic import ClosedTraffic, OpenTraffic, Traffic, trees
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,21 +41,29 @@ def prepare(trace: Trace, options: TrafficOptions) -> tuple[Trace, TrafficOption
     if options.arrival == "auto":
         own_clocks = trace.clock == "session"
         options = replace(options, arrival="closed" if own_clocks else "recorded")
+    _check_arrival(options)
     return trace, options
+
+
+_CLOSED_ONLY = ("sessions", "idle_cap_s", "think_s", "start_anywhere")
+
+
+def _check_arrival(options: TrafficOptions) -> None:
+    """A flag that would do nothing is refused: whoever gave it believes in other traffic than what would run."""
+    idle = ("speed",) if options.arrival == "closed" else _CLOSED_ONLY
+    for option in options_of(TrafficOptions):
+        if option.field in idle and getattr(options, option.field) != option.default:
+            fitting = "recorded" if options.arrival == "closed" else "closed"
+            raise ConfigError(
+                f"{option.name} does nothing with --arrival {options.arrival}: it is for --arrival {fitting}."
+            )
 
 
 def first_trees(trace: Trace, count: int) -> Trace:
     """The first sessions without a parent, and their sub-agents."""
-    parent_of = parents(trace)
-    roots = [session.id for session in trace.sessions if parent_of[session.id] is None][:count]
-    kept = set(roots)
-
-    def root_of(name: str) -> str:
-        while (parent := parent_of[name]) is not None:
-            name = parent
-        return name
-
-    return replace(trace, sessions=tuple(session for session in trace.sessions if root_of(session.id) in kept))
+    root_of = trees(trace)
+    kept = set(list(dict.fromkeys(root_of.values()))[:count])
+    return replace(trace, sessions=tuple(session for session in trace.sessions if root_of[session.id] in kept))
 
 
 def run_experiment(experiment: Experiment, *, tokens: TokenSpace | None = None) -> ReplayResult:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, cast
+from typing import IO, Self, cast
 
 from twinpool.errors import ConfigError
 
@@ -126,8 +126,24 @@ def _members(name: str, stream: io.BufferedReader) -> Iterator[Member]:
         yield Member(_without_compression(name), stream.readline(), stream)
 
 
+class _Header(tarfile.TarInfo):
+    """A member's header. tarfile takes a damaged or missing one for the end of the archive, which would leave out what follows
+    without a word; only the end mark is the end.
+    """
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
+        """As in tarfile. Raises ReadError for a header that is none, but leaves the end mark to the caller."""
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.HeaderError as error:
+            if isinstance(error, tarfile.EOFHeaderError):  # type: ignore[attr-defined]  # the stubs lack it
+                raise
+            raise tarfile.ReadError(f"{error} where a member or the end mark should be") from error
+
+
 def _tar_members(stream: IO[bytes]) -> Iterator[Member]:
-    with tarfile.open(fileobj=stream, mode="r|") as archive:
+    with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header) as archive:
         for entry in archive:
             content = archive.extractfile(entry) if entry.isfile() and _is_trace(entry.name) else None
             if content is not None:

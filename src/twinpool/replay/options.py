@@ -25,12 +25,17 @@ class TrafficOptions:
             "auto: closed for sessions with clocks of their own, else recorded."
         ),
     ] = "auto"
-    speed: Annotated[float, Flag("Recorded times are divided by this.", metavar="X", above=0)] = 1.0
+    speed: Annotated[
+        float, Flag("Recorded times are divided by this.", metavar="X", at_least=1e-6, at_most=1e6)
+    ] = 1.0  # fmt: skip
     sessions: Annotated[int, Flag("Sessions alive in a closed loop.", metavar="N", at_least=1)] = 32
     idle_cap_s: Annotated[
-        float, Flag("Longest pause between an answer and the session's next request, in seconds.", metavar="S", at_least=0)
+        float,
+        Flag("Longest pause between an answer and the session's next request, in seconds.", metavar="S", at_least=0, at_most=1e9),
     ] = 10.0  # fmt: skip
-    think_s: Annotated[float, Flag("Pause where the trace has none, in seconds.", metavar="S", at_least=0)] = 0.0
+    think_s: Annotated[
+        float, Flag("Pause where the trace has none, in seconds.", metavar="S", at_least=0, at_most=1e9)
+    ] = 0.0  # fmt: skip
     start_anywhere: Annotated[
         bool, Flag("The first sessions begin at a random request, with their history as one warm-up prompt.")
     ] = False

@@ -61,7 +61,7 @@ class ReuseSummary:
 class Counts:
     """requests counted and warm_up ones beside them; refused: by scheduler or at the end of KV, with the first sentence.
 
-    computed_tokens: prefilled; recomputed_tokens: of those, what had been cached or computed before (evictions, retractions).
+    computed_tokens: prefilled; what of them had been computed before is outcome.Recomputed.
     """
 
     requests: int
@@ -98,9 +98,8 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
-    """Mean and largest shares of each pool over the samples, weighted by time: working (held by running requests), protected
-    (cached, locked), evictable (cached), free; mean and largest running and waiting requests; checkpoints_per_session: cached
-    states over sessions alive at the end, None in an open loop.
+    """Mean shares of each pool over the samples, weighted by time: working (held by running requests), protected (cached, locked),
+    evictable (cached), free; running and waiting requests.
     """
 
     slots_working: float

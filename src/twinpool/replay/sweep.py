@@ -162,6 +162,7 @@ class Sweep:
 def values_of(axis: Axis, text: str) -> tuple[Value, ...]:
     """'80,120' or '80:1000:12' (so many values from first to last, evenly by their logarithm). Raises ConfigError."""
     option = axis.option
+    option = replace(option, flag=replace(option.flag, name=axis.flag))  # an error names the flag that was given
     words = _spread(axis, text) if ":" in text else [word.strip() for word in text.split(",")]
     values: list[Value] = []
     for word in words:
@@ -184,7 +185,7 @@ def _spread(axis: Axis, text: str) -> list[str]:
         low, high, count = float(parts[0]), float(parts[1]), int(parts[2])
     except (ValueError, IndexError):
         low = high = count = 0
-    if not axis.numeric or len(parts) != 3 or not 0 < low < high < math.inf or count < 2:
+    if not axis.numeric or len(parts) != 3 or not 0 < low < high < math.inf or not 2 <= count <= MOST_POINTS:
         raise ConfigError(
             f"{axis.flag} {text} is no range; write FIRST:LAST:COUNT, such as 80:1000:12, or values with commas."
         )

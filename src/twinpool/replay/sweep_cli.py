@@ -14,7 +14,7 @@ from twinpool.config import command_line
 from twinpool.config.field import Flag, options_of
 from twinpool.errors import ConfigError
 from twinpool.plan.command import launch_flags_footer, parts
-from twinpool.replay.command import read_replay
+from twinpool.replay.command import read_replay, write_report
 from twinpool.replay.experiment import prepare
 from twinpool.replay.formats import load_trace
 from twinpool.replay.options import GROUPS, ReplayOptions, TrafficOptions
@@ -89,6 +89,8 @@ class SweepReplayOptions(AxisOptions, SpreadOptions, ReplayOptions):
             option.check(getattr(self, option.field))
         if self.chrome_trace is not None:
             raise ConfigError("--chrome-trace is of one run; twinpool replay writes it.")
+        if self.records:
+            raise ConfigError("--records are of one run; twinpool replay prints them.")
         if self.ray is not None and self.workers is not None:
             raise ConfigError("--workers contradicts --ray: the cluster decides how many run.")
 
@@ -118,7 +120,7 @@ def run(argv: Sequence[str]) -> int:
     )  # fmt: skip
     print(sweep_json(sweep) if options.json else sweep_text(sweep), end="\n" if options.json else "")
     if options.html is not None:
-        _write(options.html, sweep_page(sweep))
+        write_report("--html", options.html, sweep_page(sweep))
     if interrupted:
         print(_how_to_go_on(sweep, options.out), file=sys.stderr)
     return INTERRUPTED if interrupted else 0
@@ -132,13 +134,6 @@ def _traffic_alone(options: TrafficOptions) -> TrafficOptions:
 def _how_to_go_on(sweep: Sweep, out: str | None) -> str:
     kept = f"the same command goes on from {out}" if out else "with --out FILE.jsonl the next run would go on from here"
     return f"Interrupted with {sweep.waiting} of {len(sweep.rows)} points not run; {kept}."
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--html {path} cannot be written: {error}.") from error
 
 
 def run_points(

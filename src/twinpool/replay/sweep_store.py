@@ -68,7 +68,7 @@ def read_finished(path: Path) -> Stored:
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError as error:
-        raise ConfigError(f"--out {path} cannot be read: {error}.") from error
+        raise ConfigError(f"--out {path} cannot be read: {error.strerror or error}.") from error
     if lines and not (lines[0].startswith(_HEAD) or _HEAD.startswith(lines[0])):
         raise ConfigError(f"--out {path} holds something else than results of a sweep; name another file.")
     found: dict[str, Measured] = {}
@@ -101,8 +101,10 @@ def open_for_more(path: Path) -> TextIO:
         file.seek(0)
         if (before := file.read()) and not before.endswith("\n"):
             file.write("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--out {path} cannot be written: {error}.") from error
+    except OSError as error:
+        raise ConfigError(f"--out {path} cannot be written: {error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--out {path} is no text: {error}.") from error
     return file
 
 

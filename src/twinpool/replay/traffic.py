@@ -21,6 +21,14 @@ def parents(trace: Trace) -> dict[str, str | None]:
     return found
 
 
+def trees(trace: Trace) -> dict[str, str]:
+    """Id of every session to that of the root of its tree, itself for a root; in the order of the trace."""
+    found: dict[str, str] = {}
+    for session, parent in parents(trace).items():
+        found[session] = session if parent is None else found[parent]
+    return found
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrival:
     """A request that arrives at due_s (virtual seconds). warm_up: it only fills the cache and counts in no report."""
@@ -79,10 +87,12 @@ class OpenTraffic(Traffic):
 
 @dataclass(slots=True)
 class _Tree:
-    """A session and its sub-agents: how many of its members still run, and the sub-agents that wait for a request of their parent."""
+    """A session and its sub-agents: how many of its members have not ended, and by parent the sub-agents that wait for one of its
+    requests (its index, seconds after its answer, the sub-agent).
+    """
 
     members: int = 1
-    waiting: list[tuple[int, float, Session]] = field(default_factory=list)
+    waiting: dict[str, list[tuple[int, float, Session]]] = field(default_factory=dict)
 
 
 class ClosedTraffic(Traffic):
@@ -128,10 +138,13 @@ class ClosedTraffic(Traffic):
         """Push the session's next request, start its sub-agents that waited for this one, and a new tree if this one is over."""
         session, index = arrival.session, arrival.index
         tree = self._trees[self._tree_of[session.id]]
-        for after, delay_s, child in [one for one in tree.waiting if one[2].parent == session.id and one[0] <= index]:
-            tree.waiting.remove((after, delay_s, child))
-            self._tree_of[child.id] = self._tree_of[session.id]
-            self._push(Arrival(child, 0, now_s + delay_s))
+        waiting = tree.waiting.pop(session.id, [])
+        for after, delay_s, child in waiting:
+            if after <= index:
+                self._tree_of[child.id] = self._tree_of[session.id]
+                self._push(Arrival(child, 0, now_s + delay_s))
+        if later := [one for one in waiting if one[0] > index]:
+            tree.waiting[session.id] = later
         if index + 1 < len(session.requests):
             self._push(Arrival(session, index + 1, now_s + self._think(session, index + 1)))
             return
@@ -149,21 +162,30 @@ class ClosedTraffic(Traffic):
         self._trees[root.id] = tree
         self._tree_of[root.id] = root.id
         self._plan_children(root, tree, first)
-        tree.members += len(tree.waiting)
         self.peak_alive = max(self.peak_alive, len(self._trees))
         self._push(Arrival(root, max(0, first - 1), now_s, warm_up=first > 0))
 
-    def _plan_children(self, parent: Session, tree: _Tree, first: int) -> None:
-        """Sub-agents, and theirs, that start after a request from `first` on."""
-        for child in self._children.get(parent.id, ()):
-            began_s = child.requests[0].arrival_s
-            before = [request for request in parent.requests if request.arrival_s <= began_s]
-            after = before[-1].index if before else 0
-            if after < first:
-                continue
-            end_s = before[-1].arrival_s + (before[-1].api_time_s or 0.0) if before else began_s
-            tree.waiting.append((after, min(max(0.0, began_s - end_s), self._idle_cap_s), child))
-            self._plan_children(child, tree, 0)
+    def _plan_children(self, root: Session, tree: _Tree, first: int) -> None:
+        """Sub-agents that start after a request of the root from `first` on, and theirs; forks of forks may go deep."""
+        open_parents = [root]
+        while open_parents:
+            parent = open_parents.pop()
+            found = [self._planned(parent, child) for child in self._children.get(parent.id, ())]
+            kept = [one for one in found if parent is not root or one[0] >= first]
+            if kept:
+                tree.waiting[parent.id] = kept
+                tree.members += len(kept)
+                open_parents += [child for _, _, child in kept]
+
+    def _planned(self, parent: Session, child: Session) -> tuple[int, float, Session]:
+        """Which request of its parent a sub-agent waits for, how long after the answer it starts, and itself."""
+        began_s = child.requests[0].arrival_s
+        before = [request for request in parent.requests if request.arrival_s <= began_s]
+        if not before:
+            return 0, 0.0, child
+        last = before[-1]
+        end_s = last.arrival_s + (last.api_time_s or 0.0)
+        return last.index, min(max(0.0, began_s - end_s), self._idle_cap_s), child
 
     def _think(self, session: Session, index: int) -> float:
         think_s = session.requests[index].think_s

@@ -58,7 +58,7 @@ def test_files_are_written(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert page.read_text().startswith("<!DOCTYPE html>")
     assert {one["ph"] for one in json.loads(events.read_text())["traceEvents"]} == {"M", "X", "C"}
     code, _, err = run(monkeypatch, capsys, str(DATA / "mooncake.jsonl"), *MACHINE, "--html", str(tmp_path))
-    assert (code, err) == (2, f"twinpool: error: --html {tmp_path} cannot be written: Is a directory.\n")
+    assert (code, err) == (2, f"twinpool: error: --html {tmp_path} is a folder; name a file.\n")
 
 
 BAD_LINES = {
@@ -106,12 +106,13 @@ def test_a_request_larger_than_the_pool(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "t.jsonl: t.jsonl:1 starts like none of the trace formats"),
+        (b"", "t.jsonl: t.jsonl is empty; a trace has at least one request."),
         (b'{"timestamp": 0, "input_length": 0, "output_length": 3, "hash_ids": []}\n',
          "t.jsonl has no usable mooncake record; of 1 rejected, the first is t.jsonl:1: input_length must be 1 to"),
         (b"\xfd7zXZ\x00\x00\x04", "t.jsonl cannot be read: Compressed file ended before the end-of-stream marker"),
+        (b"TIMESTAMP,ContextTokens,GeneratedTokens\n", "t.jsonl has no usable azure record; it has no request."),
     ],
-    ids=["empty", "nothing usable", "cut short"],
+    ids=["empty", "nothing usable", "cut short", "a header alone"],
 )  # fmt: skip
 def test_a_trace_that_cannot_be_used(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes, said: str
@@ -157,3 +158,42 @@ def test_no_torch_is_loaded() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--arrival", "recorded", "--sessions", "4"], "--sessions does nothing with --arrival recorded: it is for --arrival closed."),
+        (["--start-anywhere"], "--start-anywhere does nothing with --arrival recorded: it is for --arrival closed."),
+        (["--arrival", "count", "--think-s", "2"], "--think-s does nothing with --arrival count: it is for --arrival closed."),
+        (["--arrival", "closed", "--speed", "2"], "--speed does nothing with --arrival closed: it is for --arrival recorded."),
+        (["--speed", "1e-300"], "--speed must be at least 1e-06, got 1e-300."),
+    ],
+)  # fmt: skip
+def test_a_flag_that_would_do_nothing_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], why: str
+) -> None:
+    code, out, err = run(monkeypatch, capsys, str(DATA / "mooncake.jsonl"), *MACHINE, *words)
+    assert (code, out, err) == (2, "", f"twinpool: error: {why}\n")
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_trace_is_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    place = tmp_path / "none" / "events.json"
+    code, _, err = run(monkeypatch, capsys, "no-such-trace", *MACHINE, "--chrome-trace", str(place))
+    assert (code, err) == (
+        2, f"twinpool: error: --chrome-trace {place} cannot be written: there is no folder {place.parent}.\n",
+    )  # fmt: skip
+
+
+def test_names_that_no_encoding_has_are_written_escaped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    line = {"time_s": 0, "session": "\ud800", "input_tokens": 9, "output_tokens": 1, "block_size": 16, "hashes": []}
+    path, page, events = tmp_path / "t.jsonl", tmp_path / "page.html", tmp_path / "events.json"
+    path.write_text(json.dumps(line) + "\n")
+    files = ["--html", str(page), "--chrome-trace", str(events)]
+    assert run(monkeypatch, capsys, str(path), *MACHINE, *files)[0] == 0
+    spans = [one for one in json.loads(events.read_text())["traceEvents"] if one["ph"] == "X"]
+    assert {one["args"]["session"] for one in spans} == {"\ud800"}

@@ -45,10 +45,10 @@ def test_both_halves(example) -> None:
 
 def test_copied_trees_share_nothing(example) -> None:
     trace = example.synthesize(example.WORKLOAD)
-    doubled = example.trees(trace, 18)
+    doubled = example.crowd_of(trace, 18)
     assert len(doubled.sessions) == 18
     assert len({session.id for session in doubled.sessions}) == 18
     assert len({session.namespace for session in doubled.sessions}) == 2
     assert all(request.session == session.id for session in doubled.sessions for request in session.requests)
-    assert len(example.trees(trace, 5).sessions) == 5
+    assert len(example.crowd_of(trace, 5).sessions) == 5
     assert all(len(session.requests) == 2 for session in example.head(doubled, 2).sessions)

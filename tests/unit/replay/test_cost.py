@@ -84,11 +84,16 @@ def test_a_calibration_file_gives_what_it_names(tmp_path: Path) -> None:
         ("{", "cannot be read"),
         ("[]", "must be an object with bandwidth_share, flops_share, row_s, source, step_s"),
         ('{"speed": 1}', "must be an object with"),
-        ('{"flops_share": 0}', "says flops_share=0; it must be a number above 0"),
+        ('{"flops_share": 0}', "says flops_share=0; it must be a number from 1e-09 to 1000"),
         ('{"step_s": -1}', "says step_s=-1"),
         ('{"step_s": true}', "says step_s=True"),
         ('{"step_s": 1e999}', "says step_s=inf"),
         ('{"row_s": "x"}', "says row_s='x'"),
+        (f'{{"flops_share": 1{"0" * 400}}}', "says flops_share=1000"),
+        ('{"bandwidth_share": 1e-300}', "says bandwidth_share=1e-300; it must be a number from 1e-09 to 1000"),
+        ('{"step_s": 1e300}', "says step_s=1e+300; it must be a number from 0 to 3600"),
+        ('{"source": 5}', "says source=5; it must be a text"),
+        ("[" * 100_000, "cannot be read"),
     ],
 )
 def test_a_calibration_file_that_is_wrong_is_told_what(tmp_path: Path, content: str, sentence: str) -> None:

@@ -81,7 +81,7 @@ def test_blank_lines_count_but_are_not_given(tmp_path: Path) -> None:
         (b"PK\x03\x04" + b"\x00" * 60, "cannot be read: File is not a zip file"),
         (tar_bytes("", names=("README.md",)), "must hold a .json, .jsonl or .csv file, but the archive has none"),
         (b"\x28\xb5\x2f\xfd1234", "needs Python 3.14"),
-        (b"", "starts like none of the trace formats"),
+        (b"", "is empty; a trace has at least one request"),
         (b"\xff\xfe\x00\x01binary", "starts like none of the trace formats"),
     ],
 )
@@ -97,3 +97,20 @@ def test_unreadable_content_is_one_sentence(tmp_path: Path, content: bytes, why:
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none.jsonl cannot be read: No such file or directory\."):
         load_trace(str(tmp_path / "none.jsonl"))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda whole: whole[:1024],
+        lambda whole: whole[:1300],
+        lambda whole: whole[:1024] + b"\xff" + whole[1025:],
+        lambda whole: gzip.compress(whole[:1024]),
+    ],
+    ids=["cut after a member", "cut in a header", "a damaged header", "cut before it was compressed"],
+)
+def test_a_damaged_tar_is_never_a_shorter_one(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / "t.tar"
+    path.write_bytes(damage(tar_bytes("", names=("a.jsonl", "b.jsonl"))))
+    with pytest.raises(ConfigError, match=r"t\.tar cannot be read: .* header where a member|checksum where a member"):
+        load_trace(str(path))

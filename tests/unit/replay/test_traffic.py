@@ -7,7 +7,7 @@ import pytest
 from tests.replay_worlds import Turn, session, trace
 from twinpool.errors import ConfigError
 from twinpool.replay.trace import Session, Trace
-from twinpool.replay.traffic import ClosedTraffic, OpenTraffic, Traffic, parents
+from twinpool.replay.traffic import ClosedTraffic, OpenTraffic, Traffic, parents, trees
 
 STEPS = 60
 
@@ -159,3 +159,19 @@ def test_sub_agents_from_before_the_starting_point_are_over() -> None:
         arrivals = serve(closed(trace(talk("a", *turns), *children), seed=seed, start_anywhere=True))
         first = next(index for _, name, index in arrivals if name == "a")
         assert sorted(name for _, name, _ in arrivals if "/" in name) == [f"a/{place}" for place in range(first, 6)]
+
+
+def test_forks_of_forks_go_as_deep_as_they_like() -> None:
+    chain = [talk("s0", (0.0, None))]
+    chain += [talk(f"s{place}", (2.0 * place, None), parent=f"s{place - 1}") for place in range(1, 3000)]
+    recorded = trace(*chain)
+    assert set(trees(recorded).values()) == {"s0"}
+    traffic = closed(recorded)
+    served, now_s = 0, 0.0
+    while (next_s := traffic.next_s) is not None:
+        now_s = next_s + 1.0
+        for arrival in traffic.due(next_s):
+            traffic.finished(arrival, now_s)
+            served += 1
+    assert (served, traffic.peak_alive) == (3000, 1)
+    assert now_s == 2.0 * 2999 + 1.0

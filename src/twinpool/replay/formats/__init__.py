@@ -32,8 +32,10 @@ def load_trace(path: str, *, format: str | None = None, strict: bool = False) ->
         trace = chosen.read(name, itertools.chain([first], members), rejects)
     if trace.sessions:
         return trace
-    why = f"of {len(rejects.items)} rejected, the first is {rejects.items[0].where}: {rejects.items[0].reason}"
-    raise ConfigError(f"{path} has no usable {chosen.name} record; {why if rejects.items else 'it has no record'}.")
+    why = "it has no request"
+    if rejects.items:
+        why = f"of {len(rejects.items)} rejected, the first is {rejects.items[0].where}: {rejects.items[0].reason}"
+    raise ConfigError(f"{path} has no usable {chosen.name} record; {why}.")
 
 
 def _named(name: str) -> Format:
@@ -44,6 +46,8 @@ def _named(name: str) -> Format:
 
 
 def _recognised(path: str, member: Member) -> Format:
+    if not member.head:
+        raise ConfigError(f"{path}: {member.name} is empty; a trace has at least one request.")
     for known in FORMATS:
         if known.recognises(member.head):
             return known

@@ -16,8 +16,8 @@ from twinpool.replay.formats.records import (
     Unusable,
     as_object,
     block_ids,
-    integer,
     items,
+    length,
     optional_seconds,
     seconds,
     text,
@@ -99,7 +99,7 @@ class _Reader:
         try:
             record = as_object(value, "a session")
             name = text(record, "id")
-            block_size = integer(record, "block_size", at_least=1)
+            block_size = length(record, "block_size", at_least=1)
             if self.block_size not in (None, block_size):
                 raise Unusable(f"block_size is {block_size}, but {self.block_size} in the sessions before")
             if record.get("hash_id_scope") != "local":
@@ -141,8 +141,8 @@ class _Reader:
                 origin_s=0.0,
                 namespace=agent.namespace,
                 parent=agent.parent,
-                tool_tokens=integer(agent.record, "tool_tokens"),
-                system_tokens=integer(agent.record, "system_tokens"),
+                tool_tokens=length(agent.record, "tool_tokens"),
+                system_tokens=length(agent.record, "system_tokens"),
             )
         yield from inner
 
@@ -176,13 +176,13 @@ def _sub_agent(parent: _Agent, record: Mapping[str, Any], *, place: str) -> _Age
 
 def _draft(agent: _Agent, record: Mapping[str, Any]) -> Draft:
     """One request. Raises Unusable."""
-    input_tokens = integer(record, "in", at_least=1)
+    input_tokens = length(record, "in", at_least=1)
     return Draft(
         member=agent.member,
         line=agent.line,
         arrival_s=agent.start_s + seconds(record, "t"),
         input_tokens=input_tokens,
-        output_tokens=integer(record, "out"),
+        output_tokens=length(record, "out"),
         blocks=block_ids(record, "hash_ids", input_tokens=input_tokens, block_size=agent.block_size, tail="none"),
         think_s=optional_seconds(record, "think_time"),
         api_time_s=optional_seconds(record, "api_time"),

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from twinpool.replay.files import Member
 from twinpool.replay.formats.assemble import Draft, build_session, earliest_s, order_note
 from twinpool.replay.formats.format import Format
-from twinpool.replay.formats.records import Rejects, Unusable, integer
+from twinpool.replay.formats.records import Rejects, Unusable, length
 from twinpool.replay.trace import NO_BLOCKS, Trace
 
 _TIME, _INPUT, _OUTPUT = COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -62,8 +62,8 @@ def _draft(member: str, line: int, row: dict[str, str]) -> Draft:
         member=member,
         line=line,
         arrival_s=_epoch_s(row[_TIME]),
-        input_tokens=integer(counts, _INPUT, at_least=1),
-        output_tokens=integer(counts, _OUTPUT),
+        input_tokens=length(counts, _INPUT, at_least=1),
+        output_tokens=length(counts, _OUTPUT),
         blocks=NO_BLOCKS,
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 from twinpool.replay.files import Member
 from twinpool.replay.formats.assemble import Draft, build_session, earliest_s, order_note
 from twinpool.replay.formats.format import Format, keys_of
-from twinpool.replay.formats.records import Rejects, Unusable, block_ids, integer, json_lines, seconds
+from twinpool.replay.formats.records import Rejects, Unusable, block_ids, integer, json_lines, length, seconds
 from twinpool.replay.trace import Session, Trace
 
 BLOCK_SIZE_TOKENS = 16  # fixed by the format: the published traces hash prompts in blocks of 16 tokens
@@ -84,13 +84,13 @@ def _sessions(ordered: Sequence[_Chat], origin_s: float) -> tuple[Session, ...]:
 
 
 def _chat(member: str, line: int, record: Mapping[str, Any]) -> _Chat:
-    input_tokens = integer(record, "input_length", at_least=1)
+    input_tokens = length(record, "input_length", at_least=1)
     draft = Draft(
         member=member,
         line=line,
         arrival_s=seconds(record, "timestamp"),
         input_tokens=input_tokens,
-        output_tokens=integer(record, "output_length"),
+        output_tokens=length(record, "output_length"),
         # The published description does not say whether a partial last block has an id.
         blocks=block_ids(record, "hash_ids", input_tokens=input_tokens, block_size=BLOCK_SIZE_TOKENS, tail="either"),
     )

@@ -8,7 +8,7 @@ from typing import Any
 from twinpool.replay.files import Member
 from twinpool.replay.formats.assemble import Draft, build_session, earliest_s, order_note
 from twinpool.replay.formats.format import Format, keys_of
-from twinpool.replay.formats.records import Rejects, Unusable, block_ids, integer, json_lines, seconds
+from twinpool.replay.formats.records import Rejects, Unusable, block_ids, json_lines, length, seconds
 from twinpool.replay.trace import Trace
 
 BLOCK_SIZE_TOKENS = 512  # fixed by the format: the published traces hash prompts in blocks of 512 tokens
@@ -45,13 +45,13 @@ def read(name: str, members: Iterable[Member], rejects: Rejects) -> Trace:
 
 
 def _draft(member: str, line: int, record: Mapping[str, Any]) -> Draft:
-    input_tokens = integer(record, "input_length", at_least=1)
+    input_tokens = length(record, "input_length", at_least=1)
     return Draft(
         member=member,
         line=line,
         arrival_s=seconds(record, "timestamp") / _MS_PER_S,
         input_tokens=input_tokens,
-        output_tokens=integer(record, "output_length"),
+        output_tokens=length(record, "output_length"),
         blocks=block_ids(record, "hash_ids", input_tokens=input_tokens, block_size=BLOCK_SIZE_TOKENS, tail="partial"),
     )
 

@@ -16,6 +16,7 @@ from twinpool.units import ceil_div
 
 Tail = Literal["none", "partial", "either"]
 _LARGEST = (1 << 63) - 1
+_LONGEST_TOKENS = 100_000_000  # far beyond any context; one absurd length must not cost the memory of the whole run
 _LATEST_S = 1e15  # far beyond any clock, in seconds or milliseconds, and exact in a float
 
 
@@ -64,8 +65,13 @@ def integer(record: Mapping[str, Any], key: str, *, at_least: int = 0, at_most: 
     if isinstance(value, bool) or not isinstance(value, int):
         raise Unusable(f"{key} must be an integer, got {_shown(value)}")
     if not at_least <= value <= at_most:
-        raise Unusable(f"{key} must be {at_least} to {at_most}, got {value}")
+        raise Unusable(f"{key} must be {at_least} to {at_most}, got {_shown(value)}")
     return value
+
+
+def length(record: Mapping[str, Any], key: str, *, at_least: int = 0) -> int:
+    """The length of a prompt, an answer or a block, in tokens. Raises Unusable."""
+    return integer(record, key, at_least=at_least, at_most=_LONGEST_TOKENS)
 
 
 def seconds(record: Mapping[str, Any], key: str) -> float:

@@ -3,9 +3,9 @@
 One object a line, one line a request:
 
     time_s         arrival in seconds, on any clock that only goes forward in the file's recording (0 or more)
-    input_tokens   tokens of the prompt (1 or more)
-    output_tokens  tokens of the answer (0 or more)
-    block_size     tokens of a block; the same on every line
+    input_tokens   tokens of the prompt (1 to 100,000,000)
+    output_tokens  tokens of the answer (0 to 100,000,000)
+    block_size     tokens of a block (1 to 100,000,000); the same on every line
     hashes         an integer from 0 to 2^63-1 for each full block of the prompt: a hash of its tokens and of all
                    before them, so that equal hashes mean equal prefixes; the tokens after the last full block have none
     session        optional text: requests with the same one are turns of one conversation
@@ -31,8 +31,8 @@ from twinpool.replay.formats.records import (
     Rejects,
     Unusable,
     block_ids,
-    integer,
     json_lines,
+    length,
     optional_seconds,
     seconds,
     text,
@@ -86,7 +86,7 @@ class _Log:
         unknown = sorted(set(record) - set(FIELDS))
         if unknown:
             raise Unusable(f"{unknown[0]} is not a field of a request log")
-        block_size = integer(record, "block_size", at_least=1)
+        block_size = length(record, "block_size", at_least=1)
         if self.block_size not in (None, block_size):
             raise Unusable(f"block_size is {block_size}, but {self.block_size} on the lines before")
         draft = _draft(member, line, record, block_size)
@@ -107,13 +107,13 @@ class _Log:
 
 
 def _draft(member: str, line: int, record: Mapping[str, Any], block_size: int) -> Draft:
-    input_tokens = integer(record, "input_tokens", at_least=1)
+    input_tokens = length(record, "input_tokens", at_least=1)
     return Draft(
         member=member,
         line=line,
         arrival_s=seconds(record, "time_s"),
         input_tokens=input_tokens,
-        output_tokens=integer(record, "output_tokens"),
+        output_tokens=length(record, "output_tokens"),
         blocks=block_ids(record, "hashes", input_tokens=input_tokens, block_size=block_size, tail="none"),
         think_s=optional_seconds(record, "think_s"),
         api_time_s=optional_seconds(record, "duration_s"),
