@@ -62,7 +62,7 @@ def test_values(name: str, text: str, values: tuple[object, ...]) -> None:
         ("strategy", "no_buffer,often", "often is not one of"),
         ("strategy", "no_buffer,", "is empty"),
         ("path_cap", "-1", "write unlimited"),
-        ("page_size", "0", "--page-size must be"),
+        ("page_size", "0", "--page-sizes must be"),
     ],
 )
 def test_bad_values(name: str, text: str, says: str) -> None:
