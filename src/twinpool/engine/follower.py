@@ -7,6 +7,7 @@ import signal
 import sys
 import traceback
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 
@@ -21,24 +22,32 @@ from twinpool.models.shard import Share
 
 
 def follow(connection: Connection) -> None:
-    """Load, agree on the memory, then repeat what rank 0 tells until it says stop. Raises EOFError when rank 0 is gone."""
-    start: Start = connection.recv()
+    """Load, agree on the memory, then repeat what rank 0 tells. Raises EOFError when it says stop, and when it is gone."""
+    start: Start = _told(connection)
     resolved, lines = start.resolved, list[str]()
     set_threads(start.threads)
     torch.set_num_threads(1 if use_native(torch.device(resolved.device)) else start.threads)
     pre_load_bytes = start.pre_load_bytes
     model = load_rank(start.folder, resolved, pre_load_bytes=pre_load_bytes, rank=start.rank, say=lines.append).model
     connection.send(start.rank)
-    connection.recv()  # all ranks have loaded: what is free now stays free
+    _told(connection)  # all ranks have loaded: what is free now stays free
     connection.send(left_bytes(resolved, pre_load_bytes=pre_load_bytes, weight_bytes=model.weight_bytes))
-    pools: Pools = connection.recv()
+    pools: Pools = _told(connection)
     memory = allocate(start.spec, resolved, pools.ledger, pools.tier)
     lines += bootlog.pool_lines(pools.ledger, kv_dtype=resolved.kv_cache_dtype)[len(pools.ledger.warnings) :]
     connection.send(lines)
     model.join(Group.join(Share(start.rank, resolved.tp_size), meeting=start.meeting, device=resolved.device))
     executor = TorchExecutor(forward=forward_of(model, memory), memory=memory)
-    while (told := connection.recv()) is not None:
-        executor.follow(told)
+    while True:
+        executor.follow(_told(connection))
+
+
+def _told(connection: Connection) -> Any:
+    """What rank 0 says next. Raises EOFError when that is to stop, as when rank 0 is gone."""
+    message = connection.recv()
+    if message is None:
+        raise EOFError
+    return message
 
 
 def main(file_descriptor: int) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests import tiny_models
 from tests.tiny_models import tiny_checkpoint
 from twinpool.engine.checkpoint import read_spec
 from twinpool.engine.rank import allocate_buffer
@@ -22,17 +23,23 @@ from twinpool.models.group import Group
 from twinpool.models.shard import Sharding, Share, cut, on_first, share_of_config, share_of_weights
 from twinpool.models.step_batch import PackedStep
 
-SHARED = (
-    "qwen3_5",
-    "qwen3_5_moe",
-    "qwen3_next",
-    "nemotron",
-    "nemotron_latent",
-    "granite",
-    "granite_rope",
-    "granite_moe",
-    "bamba",
-)
+# Families, and what their tiny configs lack for four ranks.
+FOUR_KEYS, FOUR_HEADS, FOUR_GROUPS = {"linear_num_key_heads": 4}, {"linear_num_heads": 4}, {"mamba_n_groups": 4}
+SHARED: dict[str, dict[str, Any]] = {
+    "qwen3_5": FOUR_KEYS,
+    "qwen3_5_moe": FOUR_KEYS,
+    "qwen3_next": FOUR_KEYS,
+    "nemotron": {"n_groups": 4},
+    "nemotron_latent": {"n_groups": 4},
+    "granite": FOUR_GROUPS,
+    "granite_rope": FOUR_GROUPS,
+    "granite_moe": FOUR_GROUPS,
+    "bamba": FOUR_GROUPS,
+    "kimi": FOUR_HEADS,
+    "kimi_narrow": FOUR_HEADS,
+    "ling": {},
+    "ling_narrow": {},
+}
 
 
 @pytest.fixture(scope="module")
@@ -110,14 +117,21 @@ def logits_of(
 @pytest.mark.parametrize("family", SHARED)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_all_shares_say_what_the_whole_says(family: str, ranks: int, cache_dir: Path) -> None:
-    wide = {"qwen": "linear_num_key_heads", "nemotron": "n_groups"}.get(
-        family.split("_")[0].rstrip("3"), "mamba_n_groups"
-    )
-    folder = tiny_checkpoint(family, cache_dir, **{wide: 4})
+    folder = tiny_checkpoint(family, cache_dir, **SHARED[family])
     tokens = np.random.default_rng(0).integers(0, 256, 40).tolist()
     whole = logits_of(folder, tokens)
     shares = logits_of_all(folder, tokens, ranks)
     assert all(torch.equal(shares[0], other) for other in shares)
+    torch.testing.assert_close(shares[0], whole, rtol=2e-4, atol=2e-4)
+
+
+def test_shares_of_a_nested_config(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, model, values = tiny_models._CLASSES["glm"]
+    wide = {**values, "text_config": {**values["text_config"], "linear_num_heads": 4}}
+    monkeypatch.setitem(tiny_models._CLASSES, "glm_wide", (config, model, wide))
+    folder, tokens = tiny_checkpoint("glm_wide", cache_dir), list(range(30))
+    whole, shares = logits_of(folder, tokens), logits_of_all(folder, tokens, 2)
+    assert torch.equal(*shares)
     torch.testing.assert_close(shares[0], whole, rtol=2e-4, atol=2e-4)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
@@ -14,7 +15,9 @@ from twinpool.models.blocks import Linear, Mlp, RmsNorm, Router, gated_product, 
 from twinpool.models.bound import Step
 from twinpool.models.families.base import Decoder, Parts, Source
 from twinpool.models.families.kimi import CONVOLUTIONS, FORGET_GATE, make_router
+from twinpool.models.group import Adds
 from twinpool.models.kda.layer import adopt_kda
+from twinpool.models.kda.sharding import delta_sharding
 from twinpool.models.rows import by_token
 
 
@@ -29,6 +32,9 @@ class OpenStreams(nn.Module):
         """A copy for each stream."""
         del step
         return hidden[:, None].repeat(1, self.count, 1)
+
+    def over_ranks(self, summed: Callable[[Adds], Adds]) -> None:
+        """Every rank has all streams."""
 
 
 class CloseStreams(nn.Module):
@@ -101,14 +107,19 @@ class StreamLayer(nn.Module):
         super().__init__()
         self.connection, self.norm, self.mixer = connection, norm, mixer
         self.second_connection, self.second_norm, self.mlp = second_connection, second_norm, mlp
+        self._mixer, self._mlp = mixer.forward, mlp.forward
+
+    def over_ranks(self, summed: Callable[[Adds], Adds]) -> None:
+        """As PreNormLayer's."""
+        self._mixer, self._mlp = summed(self._mixer), summed(self._mlp)
 
     def forward(self, streams: torch.Tensor, step: Step) -> torch.Tensor:
         """[T, streams, hidden_size] of such."""
         x, post, mix = self.connection.read(streams)
-        out = self.mixer.forward(self.norm.forward(x), step, torch.zeros_like(x))
+        out = self._mixer(self.norm.forward(x), step, torch.zeros_like(x))
         streams = self.connection.write(streams, out, post, mix)
         x, post, mix = self.second_connection.read(streams)
-        out = self.mlp.forward(self.second_norm.forward(x), torch.zeros_like(x))
+        out = self._mlp(self.second_norm.forward(x), torch.zeros_like(x))
         return self.second_connection.write(streams, out, post, mix)
 
 
@@ -221,6 +232,7 @@ SOURCES = {
             **FORGET_GATE,
         },
         joined=CONVOLUTIONS,
+        sharding=delta_sharding(),
         rotary=None,
     )
 }

@@ -11,6 +11,7 @@ from twinpool.models.attention.latent_layer import adopt_latent
 from twinpool.models.blocks import Linear, Mlp, Moe, PreNormLayer, RmsNorm, Router, make_experts
 from twinpool.models.families.base import Decoder, Parts, Source
 from twinpool.models.kda.layer import adopt_kda
+from twinpool.models.kda.sharding import delta_sharding
 
 # Keys of config.json of which only one value is what transformers' model does. Nobody else reads them, so they are told apart here.
 _ONLY = {
@@ -105,6 +106,7 @@ SOURCES = {
         check=check,
         renamed=_RENAMED,
         joined=CONVOLUTIONS,
+        sharding=delta_sharding(decay_axis=2),
         rotary=None,
     )
 }

@@ -11,6 +11,7 @@ from twinpool.models.blocks import PreNormLayer, RmsNorm
 from twinpool.models.families.base import Decoder, Parts, Source
 from twinpool.models.families.kimi import CONVOLUTIONS, FORGET_GATE, feed_forward
 from twinpool.models.kda.layer import adopt_kda
+from twinpool.models.kda.sharding import delta_sharding
 
 
 def build(parts: Parts) -> Decoder:
@@ -52,6 +53,7 @@ _SOURCE = Source(
     build=build,
     renamed=_RENAMED,
     joined=CONVOLUTIONS,
+    sharding=delta_sharding(),
 )
 # The published checkpoints have the first name, what transformers saves has the second.
 SOURCES = {"BailingMoeV3ForCausalLM": _SOURCE, "BailingHybridForCausalLM": _SOURCE}
