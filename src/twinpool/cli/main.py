@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import io
+import os
+import select
 import sys
 from collections.abc import Sequence
 from importlib import import_module, metadata
@@ -17,6 +19,9 @@ VERBS = {
     "serve": "serve a model with an OpenAI-compatible API",
     "trace": "describe recorded requests, or invent a workload",
 }
+
+
+INTERRUPTED, READER_LEFT = 130, 141  # what a shell reports for a command that Ctrl-C or a closed pipe ended
 
 
 def help_text() -> str:
@@ -49,7 +54,24 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without our characters shows others
     try:
-        sys.exit(run(sys.argv[1:]))
+        exit_code = run(sys.argv[1:])
+        sys.stdout.flush()  # here, where somebody notices that nobody reads any more
+        sys.exit(exit_code)
+    except BrokenPipeError:
+        if not _reader_left():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it exits
+        sys.exit(READER_LEFT)
+    except KeyboardInterrupt:
+        print("twinpool: interrupted.", file=sys.stderr)
+        sys.exit(INTERRUPTED)
     except TwinpoolError as error:
         print(f"twinpool: error: {' '.join(str(error).splitlines())}", file=sys.stderr)  # a name may hold a line break
         sys.exit(error.exit_code)
+
+
+def _reader_left() -> bool:
+    """Whether nobody reads standard output any more (`twinpool ... | head`), which is no bug; another broken pipe may be one."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), select.POLLOUT)
+    return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -278,7 +278,9 @@ def _recommendation(sweep: Sweep, choice: Choice) -> str:
         return text + "."
     axis = label_of(sweep.over.name)
     sides = [
-        f"no cliff {side}" if margin is None else f"{margin:,.4g} {axis} ({margin / choice.x:.0%}) to the edge {side}"
+        f"no cliff {side} in this sweep"
+        if margin is None
+        else f"{margin:,.4g} {axis} ({margin / choice.x:.0%}) to the edge {side}"
         for side, margin in (("below", choice.below), ("above", choice.above))
     ]
     return f"{text}; margin: {', '.join(sides)}."

@@ -15,29 +15,32 @@ from twinpool.replay.formats.assemble import Draft, build_session
 from twinpool.replay.trace import Session, Trace, TraceRequest
 
 FORMAT = "synthetic"
+MOST_TOKENS = 10_000_000  # a length beyond any context would take all memory instead of telling so
 
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticOptions:
     """Workload. Raises ConfigError naming the flag whose value is out of range."""
 
-    sessions: Annotated[int, Flag("Sessions.", metavar="N", at_least=1)] = 16
-    turns: Annotated[int, Flag("Requests of a session.", metavar="N", at_least=1)] = 10
+    sessions: Annotated[int, Flag("Sessions.", metavar="N", at_least=1, at_most=1_000_000)] = 16
+    turns: Annotated[int, Flag("Requests of a session.", metavar="N", at_least=1, at_most=1_000_000)] = 10
     system_tokens: Annotated[
-        int, Flag("System prompt that all sessions share.", metavar="TOKENS", at_least=0)
+        int, Flag("System prompt that all sessions share.", metavar="TOKENS", at_least=0, at_most=MOST_TOKENS)
     ] = 2048  # fmt: skip
     input_tokens: Annotated[
-        int, Flag("New tokens that a turn adds to the prompt, on average.", metavar="TOKENS", at_least=1)
+        int, Flag("New tokens that a turn adds to the prompt, on average.", metavar="TOKENS", at_least=1, at_most=MOST_TOKENS)
     ] = 512  # fmt: skip
-    output_tokens: Annotated[int, Flag("Tokens of an answer, on average.", metavar="TOKENS", at_least=1)] = 256
+    output_tokens: Annotated[
+        int, Flag("Tokens of an answer, on average.", metavar="TOKENS", at_least=1, at_most=MOST_TOKENS)
+    ] = 256
     think_s: Annotated[
-        float, Flag("Seconds from an answer to the session's next request, on average.", metavar="S", at_least=0)
+        float, Flag("Seconds from an answer to the session's next request, on average.", metavar="S", at_least=0, at_most=1e9)
     ] = 10.0  # fmt: skip
     interval_s: Annotated[
-        float, Flag("Seconds between the starts of sessions, on average.", metavar="S", at_least=0)
+        float, Flag("Seconds between the starts of sessions, on average.", metavar="S", at_least=0, at_most=1e9)
     ] = 5.0  # fmt: skip
     tokens_per_s: Annotated[
-        float, Flag("Speed of answers that arrival times assume.", metavar="N", above=0)
+        float, Flag("Speed of answers that arrival times assume.", metavar="N", at_least=1e-3)
     ] = 50.0  # fmt: skip
     variation: Annotated[
         float,
@@ -48,7 +51,7 @@ class SyntheticOptions:
         float,
         Flag("Share of sessions that fork off an earlier one's turn.", metavar="F", at_least=0, at_most=1),
     ] = 0.0  # fmt: skip
-    block_size: Annotated[int, Flag("Tokens of a block.", metavar="TOKENS", at_least=1)] = 16
+    block_size: Annotated[int, Flag("Tokens of a block.", metavar="TOKENS", at_least=1, at_most=MOST_TOKENS)] = 16
     seed: Annotated[int, Flag("Seed; the same one gives the same trace.", metavar="N", at_least=0)] = 0
 
     def __post_init__(self) -> None:

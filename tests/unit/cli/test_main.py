@@ -78,3 +78,23 @@ def test_help_and_bad_flags_do_not_load_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("twinpool: error: --hicache-io-backend is not supported: ")
+
+
+def test_a_reader_that_has_enough_is_no_bug() -> None:
+    code = "import sys; from twinpool.cli.main import main; sys.argv = ['twinpool', 'plan', '--list-models']; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait()) == ("", main.READER_LEFT)
+
+
+def test_ctrl_c_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def stop(argv: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("twinpool.cli.replay.run", stop)
+    assert outcome(monkeypatch, "replay") == main.INTERRUPTED
+    assert capsys.readouterr() == ("", "twinpool: interrupted.\n")
