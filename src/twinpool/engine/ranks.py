@@ -26,7 +26,7 @@ from twinpool.step import Order, StepPlan
 
 log = logging.getLogger("twinpool.engine")
 
-_END_S = 5.0  # that a rank has to end by itself
+_END_S = 10.0  # that a rank has to end by itself
 _NAME_S = 2.0  # until a broken connection is known as the end of a process
 
 

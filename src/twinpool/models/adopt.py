@@ -45,7 +45,7 @@ from twinpool.models.families.base import Decoder, Parts, Source, WithHead
 from twinpool.models.group import Group
 from twinpool.models.mamba2.layer import Mamba2Mixer
 from twinpool.models.mamba2.ops import JointNorm
-from twinpool.models.shard import Sharding, Share, share_of_config, share_of_weights
+from twinpool.models.shard import Sharding, Share, narrow, share_of_config, share_of_weights
 from twinpool.models.step_batch import MemoryViews, StepBatch
 from twinpool.models.weights import assign_weights, read_weights
 
@@ -174,6 +174,7 @@ def load_model(
     tensors = read_weights(folder, ignored=ignored, renamed=source.renamed, joined=source.joined)
     if sharing is not None:
         share_of_weights(tensors, sharing.whole, sharing.sharding, sharing.share)
+        narrow(model, tensors, sharing.sharding)
     assign_weights(model, tensors, dtype=DTYPES[dtype], folder=folder)
     place = torch.device(device)
     with torch.inference_mode():

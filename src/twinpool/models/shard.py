@@ -48,6 +48,8 @@ class Sharding:
     cuts: end of a name, as a regular expression -> the cut of that tensor; what no name matches is on every rank, whole.
     check: raises ModelError for a config that so many ranks cannot share; adjust: changes the share's config further,
     given the ranks; joint_norm: whether gated norms of Mamba2 layers are over the columns of all ranks.
+    narrowed: end of the names of tensors, as a regular expression, whose sizes no key of the config makes: they have those of
+    their cuts.
     """
 
     divided: tuple[str, ...]
@@ -57,6 +59,7 @@ class Sharding:
     check: Callable[[Any, Share], None] = lambda config, share: None
     adjust: Callable[[Any, int], None] = lambda part, ranks: None
     joint_norm: Callable[[Any], bool] = lambda config: False
+    narrowed: str | None = None
 
 
 def share_of_config(config: Any, sharding: Sharding, share: Share) -> Any:
@@ -88,6 +91,17 @@ def share_of_weights(tensors: dict[str, torch.Tensor], config: Any, sharding: Sh
         run = next((run for pattern, run in cuts if pattern.fullmatch(name)), None)
         if run is not None:
             tensors[name] = run(tensor, config, share)
+
+
+def narrow(model: torch.nn.Module, tensors: dict[str, torch.Tensor], sharding: Sharding) -> None:
+    """Have `model`, which has no weights yet, ask for the sizes that `narrowed` tensors were cut to."""
+    if sharding.narrowed is None:
+        return
+    pattern = re.compile(rf".*{sharding.narrowed}")
+    for name in (name for name in tensors if pattern.fullmatch(name)):
+        path, _, leaf = name.rpartition(".")
+        asked = torch.nn.Parameter(torch.empty(tensors[name].shape, device="meta"), requires_grad=False)
+        setattr(model.get_submodule(path), leaf, asked)
 
 
 def cut(axis: int, pieces: Pieces | None = None) -> Cut:

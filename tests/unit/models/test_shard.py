@@ -18,6 +18,7 @@ from twinpool.engine.checkpoint import read_spec
 from twinpool.engine.rank import allocate_buffer
 from twinpool.errors import ModelError
 from twinpool.memory.arena import Arena
+from twinpool.models import native as models_native
 from twinpool.models.adopt import load_model
 from twinpool.models.group import Group
 from twinpool.models.shard import Sharding, Share, cut, on_first, share_of_config, share_of_weights
@@ -39,6 +40,10 @@ SHARED: dict[str, dict[str, Any]] = {
     "kimi_narrow": FOUR_HEADS,
     "ling": {},
     "ling_narrow": {},
+    "lfm2": {},
+    "lfm2_moe": {},
+    "falcon": FOUR_GROUPS,
+    "falcon_plain": FOUR_GROUPS,
 }
 
 
@@ -135,7 +140,7 @@ def test_shares_of_a_nested_config(cache_dir: Path, monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(shares[0], whole, rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("family", ["granite", "granite_moe", "bamba"])
+@pytest.mark.parametrize("family", ["granite", "granite_moe", "bamba", "falcon", "falcon_plain"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_norm_over_all_ranks(family: str, dtype: str, cache_dir: Path) -> None:
     folder = tiny_checkpoint(family, cache_dir, mamba_n_groups=1)
@@ -144,6 +149,15 @@ def test_a_norm_over_all_ranks(family: str, dtype: str, cache_dir: Path) -> None
     assert all(torch.equal(shares[0], other) for other in shares)
     rounding = {"float32": 2e-4, "bfloat16": 0.1}[dtype]
     torch.testing.assert_close(shares[0], whole, rtol=rounding, atol=rounding * float(whole.abs().max()))
+
+
+def test_a_norm_over_all_ranks_without_kernels(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models_native, "native", None)
+    for family in ("granite", "falcon"):
+        folder, tokens = tiny_checkpoint(family, cache_dir, mamba_n_groups=1), list(range(20))
+        whole, shares = logits_of(folder, tokens), logits_of_all(folder, tokens, 2)
+        assert torch.equal(*shares)
+        torch.testing.assert_close(shares[0], whole, rtol=2e-4, atol=2e-4)
 
 
 def test_groups_that_ranks_do_not_divide_are_named(cache_dir: Path) -> None:
@@ -202,8 +216,8 @@ def test_weights_of_a_share_are_about_half(cache_dir: Path) -> None:
 
 
 def test_a_family_that_ranks_cannot_share_is_named(cache_dir: Path) -> None:
-    folder = tiny_checkpoint("lfm2", cache_dir)
+    folder = tiny_checkpoint("zamba", cache_dir)
     with pytest.raises(
-        ModelError, match=r"Lfm2ForCausalLM cannot be shared by several ranks yet: leave --tp-size at 1"
+        ModelError, match=r"Zamba2ForCausalLM cannot be shared by several ranks yet: leave --tp-size at 1"
     ):
         load_model(folder, dtype="float32", share=Share(0, 2))

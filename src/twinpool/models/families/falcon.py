@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +12,10 @@ from twinpool.models.attention.layer import AttentionMixer, adopt_attention
 from twinpool.models.blocks import Linear, RmsNorm, adopt_linear, adopt_linears, gated_product
 from twinpool.models.bound import Step
 from twinpool.models.families.base import Decoder, Parts, Source
+from twinpool.models.group import Adds
 from twinpool.models.mamba2.layer import Mamba2Mixer, adopt_mamba2
+from twinpool.models.mamba2.sharding import Mamba2Keys, mamba2_cuts, narrow_inner
+from twinpool.models.shard import ATTENTION, COLUMNS, ROWS, Sharding, on_first
 
 
 class FalconLayer(nn.Module):
@@ -35,19 +39,24 @@ class FalconLayer(nn.Module):
         self.norm, self.second_norm = norm, second_norm
         self.ssm, self.attention, self.mlp = ssm, attention, mlp
         self.ssm_factors, self.attention_factors = ssm_factors, attention_factors
+        self._ssm, self._attention, self._mlp = ssm.forward, attention.forward, mlp.forward
+
+    def over_ranks(self, summed: Callable[[Adds], Adds]) -> None:
+        """As PreNormLayer's."""
+        self._ssm, self._attention, self._mlp = summed(self._ssm), summed(self._attention), summed(self._mlp)
 
     def forward(self, hidden: torch.Tensor, step: Step) -> torch.Tensor:
         """hidden [T, hidden_size], changed in place and returned."""
         x = self.norm.forward(hidden)
-        mixed = self._scaled(self.ssm, x, step, self.ssm_factors)
-        mixed.add_(self._scaled(self.attention, x, step, self.attention_factors))
+        mixed = self._scaled(self._ssm, x, step, self.ssm_factors)
+        mixed.add_(self._scaled(self._attention, x, step, self.attention_factors))
         hidden.add_(mixed)
-        return self.mlp.forward(self.second_norm.forward(hidden), hidden)
+        return self._mlp(self.second_norm.forward(hidden), hidden)
 
     @staticmethod
-    def _scaled(mixer: nn.Module, x: torch.Tensor, step: Step, factors: tuple[float, float]) -> torch.Tensor:
+    def _scaled(mixer: Adds, x: torch.Tensor, step: Step, factors: tuple[float, float]) -> torch.Tensor:
         before, after = factors
-        out: torch.Tensor = mixer.forward(_times(x, before), step, torch.zeros_like(x))
+        out = mixer(_times(x, before), step, torch.zeros_like(x))
         return out if after == 1.0 else out.mul_(after)
 
 
@@ -117,8 +126,26 @@ def _norm(module: Any) -> RmsNorm:
     return RmsNorm(module.weight, module.variance_epsilon)
 
 
+_MAMBA2 = Mamba2Keys(
+    heads="mamba_n_heads", head_dim="mamba_d_head", groups="mamba_n_groups", state_size="mamba_d_state"
+)
+SHARDING = Sharding(
+    divided=("num_attention_heads", "mamba_n_heads", "mamba_d_ssm", "intermediate_size"),
+    shared=("num_key_value_heads", "mamba_n_groups"),
+    head_dim=lambda config: getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+    cuts={
+        **ATTENTION,
+        **mamba2_cuts(r"\.mamba", _MAMBA2),
+        r"\.(gate|up)_proj\.(weight|bias)": ROWS,
+        r"\.down_proj\.weight": COLUMNS,
+        r"\.down_proj\.bias": on_first,
+    },
+    check=_MAMBA2.check,
+    joint_norm=lambda config: config.mamba_rms_norm and _MAMBA2.joint_norm(config),
+    adjust=lambda part, ranks: narrow_inner(part, ranks) if part.mamba_d_ssm is None else None,
+)
 SOURCES = {
     "FalconH1ForCausalLM": Source(
-        module="falcon_h1", config="FalconH1Config", model="FalconH1ForCausalLM", build=build
+        module="falcon_h1", config="FalconH1Config", model="FalconH1ForCausalLM", build=build, sharding=SHARDING
     ),
 }

@@ -9,6 +9,7 @@ from torch import nn
 from twinpool.models.attention.layer import HeadNorms, adopt_attention
 from twinpool.models.blocks import Linear, Mlp, Moe, PreNormLayer, RmsNorm, Router, make_experts
 from twinpool.models.families.base import Decoder, Parts, Source
+from twinpool.models.shard import ATTENTION, COLUMNS, EXPERTS_GATE_UP, ROWS, Sharding, cut, on_first
 from twinpool.models.shortconv.layer import adopt_short_conv
 
 
@@ -61,6 +62,29 @@ def _norm(module: Any) -> RmsNorm:
     return RmsNorm(module.weight, module.variance_epsilon)
 
 
+def _channels(config: Any) -> tuple[tuple[int, int], ...]:
+    """B | C | x of a short convolution."""
+    return ((config.hidden_size, 1),) * 3
+
+
+SHARDING = Sharding(
+    divided=("num_attention_heads", "moe_intermediate_size"),
+    head_dim=lambda config: getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+    cuts={
+        **ATTENTION,
+        r"\.conv\.in_proj\.(weight|bias)": cut(0, _channels),
+        r"\.conv\.conv\.(weight|bias)": ROWS,
+        r"\.out_proj\.weight": COLUMNS,
+        r"\.out_proj\.bias": on_first,
+        r"\.feed_forward\.w[13]\.weight": ROWS,
+        r"\.feed_forward\.w2\.weight": COLUMNS,
+        r"\.experts\.gate_up_proj": EXPERTS_GATE_UP,
+        r"\.experts\.down_proj": COLUMNS,
+    },
+    # Channels are the hidden size, and transformers adjusts the width of the MLP.
+    narrowed=r"\.(conv\..*|feed_forward\.w[123]\.weight)",
+)
+
 # Experts are stored one by one, their matrices numbered as in the plain MLP.
 _RENAMED = {
     r"(\.experts\.\d+)\.w1\.": r"\1.gate_proj.",
@@ -68,7 +92,9 @@ _RENAMED = {
     r"(\.experts\.\d+)\.w2\.": r"\1.down_proj.",
 }
 SOURCES = {
-    "Lfm2ForCausalLM": Source(module="lfm2", config="Lfm2Config", model="Lfm2ForCausalLM", build=build),
+    "Lfm2ForCausalLM": Source(
+        module="lfm2", config="Lfm2Config", model="Lfm2ForCausalLM", build=build, sharding=SHARDING
+    ),
     "Lfm2MoeForCausalLM": Source(
         module="lfm2_moe",
         config="Lfm2MoeConfig",
@@ -76,5 +102,6 @@ SOURCES = {
         build=build,
         renamed=_RENAMED,
         rotary="pos_emb",
+        sharding=SHARDING,
     ),
 }

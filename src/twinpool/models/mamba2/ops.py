@@ -110,8 +110,7 @@ def mix(kernel: Mamba2Kernel, step: Step, layer: int, proj: torch.Tensor) -> tor
     ssm = step.memory.states[layer].ssm
     kernel.handle.scan(step.rows, ssm, mixed.data_ptr(), dt.data_ptr(), dt.stride(0), scanned.data_ptr())
     if kernel.joint is not None:
-        gate = proj[:, : shape.inner].float()
-        return _joint_norm(kernel, kernel.joint, _opened(scanned, gate), proj.dtype)
+        return _joint_norm(kernel, kernel.joint, scanned, proj[:, : shape.inner].float(), _opened).to(proj.dtype)
     out = torch.empty((n, shape.inner), dtype=proj.dtype)
     native.grouped_gated_norm(
         x=scanned.data_ptr(),
@@ -149,13 +148,20 @@ def _opened(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _joint_norm(kernel: Mamba2Kernel, joint: JointNorm, opened: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[T, inner] of dtype: `opened` over the rms of all ranks' columns, times the weight. Division and root round exactly."""
+def _joint_norm(
+    kernel: Mamba2Kernel, joint: JointNorm, x: torch.Tensor, gate: torch.Tensor, opened: Callable[..., torch.Tensor]
+) -> torch.Tensor:
+    """float32 [T, inner]: x silu(gate), which is `opened`, over the rms of all ranks' columns, times the weight; or the gate last.
+
+    Division and root are rounded exactly, wherever they stand in a tensor.
+    """
     assert kernel.norm_weight is not None, "there is a norm"
-    assert not kernel.shape.norm_first, "the gate comes before it"
-    squares = joint.total(opened.double().square().sum(-1, keepdim=True).float())
-    rms = (squares / (joint.ranks * kernel.shape.inner) + kernel.shape.eps).sqrt()
-    return (opened / rms * kernel.norm_weight).to(dtype)
+    shape = kernel.shape
+    x = x if shape.norm_first else opened(x, gate)
+    squares = joint.total(x.double().square().sum(-1, keepdim=True).float())
+    rms = (squares / (joint.ranks * shape.inner) + shape.eps).sqrt()
+    normed = x / rms * kernel.norm_weight
+    return opened(normed, gate) if shape.norm_first else normed
 
 
 def _row_torch(kernel: Mamba2Kernel, proj: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor) -> torch.Tensor:
@@ -175,8 +181,8 @@ def _row_torch(kernel: Mamba2Kernel, proj: torch.Tensor, conv: torch.Tensor, ssm
     out, state = reference.scan(parts, sizes, kernel.rate, kernel.skip, ssm.float(), state_dtype=ssm.dtype)
     ssm.copy_(state)
     if kernel.joint is not None:
-        opened = reference.gated_norm(out.flatten(1), z.float(), None, groups=1, eps=0.0)
-        return _joint_norm(kernel, kernel.joint, opened, dtype)
+        gated = partial(reference.gated_norm, weight=None, groups=1, eps=0.0)
+        return _joint_norm(kernel, kernel.joint, out.flatten(1), z.float(), gated).to(dtype)
     return reference.gated_norm(
         out.flatten(1), z.float(), kernel.norm_weight, groups=shape.groups, eps=shape.eps, norm_first=shape.norm_first
     ).to(dtype)
