@@ -135,7 +135,8 @@ class Row:
 class Sweep:
     """All rows in the order of the grid. over: the axis that plots and cliffs go along (None: nothing numeric is varied).
 
-    notes: what a reader of the numbers must know, of the trace. pool_bytes: memory of both pools where that was given, not the device's.
+    notes: what a reader of the numbers must know, of the trace. reuse_known: False for a trace of lengths alone, whose reuse is
+    unknown and not 0. pool_bytes: memory of both pools where that was given, not the device's.
     """
 
     trace: str
@@ -146,6 +147,7 @@ class Sweep:
     over: Axis | None
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
+    reuse_known: bool = True
     pool_bytes: int | None = None
 
     @property

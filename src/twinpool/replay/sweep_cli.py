@@ -23,6 +23,7 @@ from twinpool.replay.sweep import Point, Row, Sweep, grid_of, main_axis, points_
 from twinpool.replay.sweep_report import sweep_json, sweep_page, sweep_text
 from twinpool.replay.sweep_store import Stored, append, fingerprint, open_for_more, point_key, read_finished
 from twinpool.replay.tokens import TokenSpace
+from twinpool.replay.trace import Trace
 
 USAGE = """\
 usage: twinpool replay sweep TRACE MODEL --gpu NAME --slots 80:1000:12 [axes] [options] [-- LAUNCH LINE]
@@ -115,8 +116,8 @@ def run(argv: Sequence[str]) -> int:
     sizing = command.sizing
     sweep = Sweep(
         trace=trace.name, model=sizing.model.name, machine=f"{sizing.machine.ranks} × {sizing.machine.name}",
-        arrival=traffic.arrival, calibration=command.calibration.source, over=main_axis(grid), rows=rows, notes=trace.notes,
-        pool_bytes=options.pool_memory,
+        arrival=traffic.arrival, calibration=command.calibration.source, over=main_axis(grid), rows=rows,
+        notes=(*trace.notes, *_left_out(trace)), reuse_known=trace.block_size is not None, pool_bytes=options.pool_memory,
     )  # fmt: skip
     print(sweep_json(sweep) if options.json else sweep_text(sweep), end="\n" if options.json else "")
     if options.html is not None:
@@ -124,6 +125,14 @@ def run(argv: Sequence[str]) -> int:
     if interrupted:
         print(_how_to_go_on(sweep, options.out), file=sys.stderr)
     return INTERRUPTED if interrupted else 0
+
+
+def _left_out(trace: Trace) -> tuple[str, ...]:
+    """How many records could not be used, and the first of them."""
+    if not trace.rejected:
+        return ()
+    first = trace.rejected[0]
+    return (f"Records left out: {len(trace.rejected):,}; the first is {first.where}: {first.reason}.",)
 
 
 def _traffic_alone(options: TrafficOptions) -> TrafficOptions:
@@ -148,7 +157,8 @@ def run_points(
         for point, key in zip(points, keys, strict=True)
     ]
     left = {number: row.point for number, row in enumerate(rows) if row.measured is None and not row.refusal}
-    progress = Progress(len(left), stream=stream or sys.stderr, clock=WallClock())
+    known = shared.trace.block_size is not None
+    progress = Progress(len(left), stream=stream or sys.stderr, clock=WallClock(), reuse_known=known)
     progress.begin(finished=sum(row.measured is not None for row in rows), torn=stored.torn)
     if not left:
         return tuple(rows), False
@@ -195,8 +205,8 @@ class Progress:
     draws bars here yet, and one that did would have to be kept out of files and pipes as well.
     """
 
-    def __init__(self, total: int, *, stream: TextIO, clock: Clock) -> None:
-        self._total, self._stream, self._clock = total, stream, clock
+    def __init__(self, total: int, *, stream: TextIO, clock: Clock, reuse_known: bool = True) -> None:
+        self._total, self._stream, self._clock, self._reuse_known = total, stream, clock, reuse_known
         self._done = 0
         self._began_s = clock.now_s()
         self._bar = stream.isatty()
@@ -211,7 +221,9 @@ class Progress:
         """One more."""
         self._done += 1
         point = values_text(row.point.values)
-        found = f"{row.measured.token_share:.1%} reuse" if row.measured is not None else "refused"
+        found = "refused"
+        if row.measured is not None:
+            found = f"{row.measured.token_share:.1%} reuse" if self._reuse_known else "done"
         if not self._bar:
             print(f"{self._done}/{self._total} {point}: {found}", file=self._stream, flush=True)
             return

@@ -19,6 +19,10 @@ from twinpool.tables import Table
 from twinpool.units import format_bytes
 
 SCHEMA = "twinpool-replay-sweep/1"
+UNKNOWN_REUSE = (
+    "Reuse is unknown: the trace has lengths only. So no cliff can be seen here, and what is recommended goes by modelled times "
+    "alone."
+)
 ENOUGH = 0.75  # share of the infinite cache's reuse under which it is the memory that is missing, not a better division
 _POOL = {"states": "state slots", "KV": "KV", "host": "host memory"}
 
@@ -58,8 +62,8 @@ def sweep_json(sweep: Sweep) -> str:
     document = {
         "schema": SCHEMA, "trace": sweep.trace, "model": sweep.model, "machine": sweep.machine, "arrival": sweep.arrival,
         "calibration": sweep.calibration, "over": sweep.over.name if sweep.over else None, "notes": sweep.notes,
-        "points": [_point_object(row) for row in sweep.rows],
-        "lines": [{"others": dict(line.others), "shape": line.shape} for line in lines_of(sweep)],
+        "reuse_known": sweep.reuse_known, "points": [_point_object(row) for row in sweep.rows],
+        "lines": [{"others": dict(line.others), "shape": line.shape} for line in lines_of(sweep)] if sweep.reuse_known else [],
         "recommended": None if choice is None else _choice_object(choice, sweep),
     }  # fmt: skip
     return json_text(document)
@@ -112,6 +116,8 @@ def _table(sweep: Sweep, choice: Choice | None) -> Table:
     columns = [(head, text) for head, text in _COLUMNS if head not in names]
     if not _timed(sweep):
         columns = columns[: -len(_TIMES)]
+    if not sweep.reuse_known:
+        columns = [(head, text) for head, text in columns if head not in _OF_REUSE]
     if not _has_host(sweep):
         columns = [(head, text) for head, text in columns if head != "from host"]
     head = [*map(label_of, names), *(head for head, _ in columns), ""]
@@ -132,6 +138,7 @@ def _seconds(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
+_OF_REUSE = ("reuse", "infinite", "state evicted", "KV evicted", "from host")
 _Column = tuple[str, Callable[[Measured], str]]
 _TIMES: tuple[_Column, ...] = (
     ("TTFT p50 s", lambda found: _seconds(found.ttft_p50_s)),
@@ -189,7 +196,7 @@ def charts(sweep: Sweep) -> tuple[Chart, ...]:
         series = tuple(Series(_name(line), line.xs, tuple(value(one) for one in line.measured)) for line in lines)
         return Chart(title, label, unit, series=series, marks=marks, log_x=log_x)
 
-    found = [chart("Reuse", "% of prompt tokens", lambda one: 100 * one.token_share)]
+    found = [chart("Reuse", "% of prompt tokens", lambda one: 100 * one.token_share)] if sweep.reuse_known else []
     if _timed(sweep):
         found.append(chart("Time to first token, median (modelled)", "s", lambda one: one.ttft_p50_s))
         found.append(chart("Throughput (modelled)", "output tokens/s", lambda one: one.output_tokens_per_s))
@@ -212,10 +219,13 @@ def _marks(line: Line) -> list[Mark]:
 def _findings(sweep: Sweep, choice: Choice | None) -> list[str]:
     """Sentences: cliffs of each line, the upper bound, the recommendation, what the trace's numbers leave out."""
     found: list[str] = []
-    for line in lines_of(sweep):
-        found += _cliff_sentences(line, sweep)
-    found += _beside_lines(sweep)
-    found += _upper_bound(sweep)
+    if sweep.reuse_known:
+        for line in lines_of(sweep):
+            found += _cliff_sentences(line, sweep)
+        found += _beside_lines(sweep)
+        found += _upper_bound(sweep)
+    else:
+        found.append(UNKNOWN_REUSE)
     if choice is not None:
         found.append(_recommendation(sweep, choice))
     return [*found, *sweep.notes]
@@ -273,6 +283,8 @@ def _recommendation(sweep: Sweep, choice: Choice) -> str:
     measured = choice.row.measured
     assert measured is not None
     values = values_text(choice.row.point.values)
+    if not sweep.reuse_known:
+        return f"Recommended: {values}."
     text = f"Recommended: {values}, with {measured.token_share:.1%} reuse"
     if sweep.over is None or choice.x is None:
         return text + "."

@@ -130,3 +130,23 @@ def test_the_bar_on_a_terminal() -> None:
     bar.finished(Row(point=point, refusal="no"))
     bar.end()
     assert stream.getvalue() == "\r\x1b[K[######..................] 1/4, 30 s left. slots 20: refused\n"
+
+
+def test_a_trace_of_lengths_alone_has_no_reuse_to_collapse(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    azure, page = str(Path(TRACE).with_name("azure.csv")), tmp_path / "page.html"
+    assert run([azure, *MACHINE, *AXIS, "--html", str(page)]) == 0
+    said = capsys.readouterr()
+    assert "Reuse is unknown: the trace has lengths only." in said.out
+    assert "% reuse" not in said.out + said.err
+    assert "collapses" not in said.out + page.read_text()
+    assert run([azure, *MACHINE, *AXIS, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["reuse_known"], document["lines"]) == (False, [])
+
+
+def test_records_left_out_are_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text(Path(TRACE).read_text() + "{}\n")
+    lines = len(trace.read_text().splitlines())
+    assert run([str(trace), *MACHINE, *AXIS]) == 0
+    assert f"Records left out: 1; the first is t.jsonl:{lines}: " in capsys.readouterr().out
