@@ -5,13 +5,17 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: serve test check lint types docs clean
+.PHONY: test-all serve test check lint types docs clean
 
 serve: $(STAMP)
 	$(BIN)/twinpool serve $(ARGS)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q $(ARGS)
+
+# Every row of the matrices of families, strategies and data types; per commit a part of them runs.
+test-all: $(STAMP)
+	$(BIN)/python -m pytest -q --full $(ARGS)
 
 check: lint types test
 

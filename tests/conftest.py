@@ -1,0 +1,36 @@
+"""Which tests run where: all of them with --full (make test-all), and a matrix that is small enough for each commit without."""
+
+from __future__ import annotations
+
+import pytest
+
+# Second shapes of a family, and families whose layers are those of another: per commit they are compared with transformers once.
+VARIANTS = frozenset({
+    "granite_rope", "lfm2_moe", "kimi_narrow", "ling_narrow", "nemotron_latent", "falcon_plain", "zamba", "zamba_rope", "olmo_rope",
+    "mamba", "glm",
+})  # fmt: skip
+ONCE = ("test_one_pass", "test_memory_is_as_planned", "test_greedy_tokens_and_logprobs_equal_transformers")
+MATRIX = "test_the_same_bits_whatever_the_cut_the_batch_and_the_threads"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="every row of every matrix (make test-all)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--full"):
+        return
+    left = [item for item in items if _is_left_out(item)]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if not _is_left_out(item)]
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    values = getattr(item, "callspec", None)
+    if values is None:
+        return False
+    name, params = item.name.partition("[")[0], values.params
+    if params.get("family") in VARIANTS and name not in ONCE:
+        return True
+    return name == MATRIX and (params["dtype"], params["ssm_dtype"]) not in (("float32", "float32"), ("bfloat16", "bfloat16"))
