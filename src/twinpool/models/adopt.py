@@ -43,8 +43,6 @@ from twinpool.models.families import (
 )
 from twinpool.models.families.base import Decoder, Parts, Source, WithHead
 from twinpool.models.group import Group
-from twinpool.models.mamba2.layer import Mamba2Mixer
-from twinpool.models.mamba2.ops import JointNorm
 from twinpool.models.shard import Sharding, Share, narrow, share_of_config, share_of_weights
 from twinpool.models.step_batch import MemoryViews, StepBatch
 from twinpool.models.weights import assign_weights, read_weights
@@ -118,8 +116,8 @@ class AdoptedModel:
         for layer in self.module.base_model.layers:
             layer.over_ranks(group.summed)
         if self._sharing.joint_norm:
-            for mixer in (module for module in self.module.modules() if isinstance(module, Mamba2Mixer)):
-                mixer.kernel.joint = JointNorm(group.share.ranks, group.total)
+            for mixer in (module for module in self.module.modules() if hasattr(module, "norm_over_ranks")):
+                mixer.norm_over_ranks(group.rms)
         self._sharing = None
 
     def forward(

@@ -17,6 +17,8 @@ dist: Any = torch.distributed
 TIMEOUT_S = 120.0  # of one sum: the other ranks are at most a step behind
 _LOCAL = "127.0.0.1"
 
+# Group.rms: (x, eps) -> root mean square of a token.
+Rms = Callable[[torch.Tensor, float], torch.Tensor]
 # A module's forward: (x, ..., residual) -> residual, to which it has added in place.
 Adds = Callable[..., torch.Tensor]
 
@@ -60,6 +62,15 @@ class Group:
         for other in others:
             total += other.float()
         return total.to(part.dtype)
+
+    def rms(self, x: torch.Tensor, eps: float) -> torch.Tensor:
+        """float32 [T, 1]: root of eps + the mean square of all ranks' columns of a token; x, this rank's, float32 [T, n].
+
+        Columns that several ranks hold are held by equally many. Root and division are rounded exactly, wherever they stand in a
+        tensor, and the sum of squares is taken in double.
+        """
+        squares = self.total(x.double().square().sum(-1, keepdim=True).float())
+        return (squares / (self.share.ranks * x.shape[1]) + eps).sqrt()
 
     def summed(self, forward: Adds) -> Adds:
         """A module's forward whose addend is the sum over the ranks."""

@@ -47,7 +47,7 @@ class Sharding:
     hold when there are fewer (KV heads); head_dim: of attention, for configs that would derive it from the divided heads.
     cuts: end of a name, as a regular expression -> the cut of that tensor; what no name matches is on every rank, whole.
     check: raises ModelError for a config that so many ranks cannot share; adjust: changes the share's config further,
-    given the ranks; joint_norm: whether gated norms of Mamba2 layers are over the columns of all ranks.
+    given the ranks; joint_norm: whether mixers have a norm that is over the columns of all ranks.
     narrowed: end of the names of tensors, as a regular expression, whose sizes no key of the config makes: they have those of
     their cuts.
     """

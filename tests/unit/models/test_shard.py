@@ -40,6 +40,8 @@ SHARED: dict[str, dict[str, Any]] = {
     "kimi_narrow": FOUR_HEADS,
     "ling": {},
     "ling_narrow": {},
+    "olmo": FOUR_KEYS,
+    "olmo_rope": FOUR_KEYS,
     "lfm2": {},
     "lfm2_moe": {},
     "falcon": FOUR_GROUPS,

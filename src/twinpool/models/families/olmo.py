@@ -5,6 +5,8 @@ Around attention the norms come after the parts, around Gated DeltaNet before th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +19,9 @@ from twinpool.models.bound import Step
 from twinpool.models.families.base import Decoder, Parts, Source
 from twinpool.models.gdn.layer import GdnMixer
 from twinpool.models.gdn.ops import GdnKernel, GdnShape
+from twinpool.models.gdn.sharding import qkv_heads
+from twinpool.models.group import Adds, Rms
+from twinpool.models.shard import ATTENTION, COLUMNS, ROWS, Sharding, cut, kv_rows
 
 
 class NormedAttention(nn.Module):
@@ -26,12 +31,22 @@ class NormedAttention(nn.Module):
         super().__init__()
         self.mixer, self.query_norm, self.key_norm = mixer, query_norm, key_norm
         self._columns = len(query_norm.scale), len(query_norm.scale) + len(key_norm.scale)
+        self._norms = query_norm.forward, key_norm.forward
+
+    def norm_over_ranks(self, rms: Rms) -> None:
+        """The norms are over the heads of all ranks."""
+
+        def over_ranks(norm: RmsNorm, x: torch.Tensor) -> torch.Tensor:
+            wide = x.float()
+            return (wide / rms(wide, norm.eps) * norm.scale).to(x.dtype)
+
+        self._norms = partial(over_ranks, self.query_norm), partial(over_ranks, self.key_norm)
 
     def forward(self, x: torch.Tensor, step: Step, hidden: torch.Tensor) -> torch.Tensor:
         """x, hidden: [T, hidden_size] of the model's dtype; returns hidden, changed in place."""
-        proj, (keys, values) = self.mixer.qkv.forward(x), self._columns
-        proj[:, :keys] = self.query_norm.forward(proj[:, :keys])
-        proj[:, keys:values] = self.key_norm.forward(proj[:, keys:values])
+        proj, (keys, values), (norm_queries, norm_keys) = self.mixer.qkv.forward(x), self._columns, self._norms
+        proj[:, :keys] = norm_queries(proj[:, :keys])
+        proj[:, keys:values] = norm_keys(proj[:, keys:values])
         return self.mixer.o_proj.forward(attend(self.mixer.kernel, step, self.mixer.layer, proj), hidden)
 
 
@@ -41,11 +56,16 @@ class PostNormLayer(nn.Module):
     def __init__(self, *, attention: NormedAttention, norm: RmsNorm, mlp: Mlp, second_norm: RmsNorm) -> None:
         super().__init__()
         self.attention, self.norm, self.mlp, self.second_norm = attention, norm, mlp, second_norm
+        self._attention, self._mlp = attention.forward, mlp.forward
+
+    def over_ranks(self, summed: Callable[[Adds], Adds]) -> None:
+        """As PreNormLayer's."""
+        self._attention, self._mlp = summed(self._attention), summed(self._mlp)
 
     def forward(self, hidden: torch.Tensor, step: Step) -> torch.Tensor:
         """hidden [T, hidden_size], changed in place and returned."""
-        hidden.add_(self.norm.forward(self.attention.forward(hidden, step, torch.zeros_like(hidden))))
-        return hidden.add_(self.second_norm.forward(self.mlp.forward(hidden, torch.zeros_like(hidden))))
+        hidden.add_(self.norm.forward(self._attention(hidden, step, torch.zeros_like(hidden))))
+        return hidden.add_(self.second_norm.forward(self._mlp(hidden, torch.zeros_like(hidden))))
 
 
 def build(parts: Parts) -> Decoder:
@@ -102,12 +122,27 @@ def _norm(module: Any) -> RmsNorm:
     return RmsNorm(module.weight, module.variance_epsilon)
 
 
+SHARDING = Sharding(
+    divided=("num_attention_heads", "linear_num_key_heads", "linear_num_value_heads", "intermediate_size"),
+    head_dim=lambda config: getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+    cuts={
+        r"\.linear_attn\.([qkvgba]_proj\.weight|A_log|dt_bias)": ROWS,
+        r"\.linear_attn\.conv1d\.weight": cut(0, qkv_heads),
+        **ATTENTION,
+        r"\.q_norm\.weight": ROWS,
+        r"\.k_norm\.weight": cut(0, kv_rows),
+        r"\.(gate|up)_proj\.weight": ROWS,
+        r"\.down_proj\.weight": COLUMNS,
+    },
+    joint_norm=lambda config: True,
+)
 SOURCES = {
     "OlmoHybridForCausalLM": Source(
         module="olmo_hybrid",
         config="OlmoHybridConfig",
         model="OlmoHybridForCausalLM",
         build=build,
+        sharding=SHARDING,
         # The names of checkpoints, where each convolution is stored by itself.
         renamed={
             r"\.attention_layer_norm\.": ".input_layernorm.",

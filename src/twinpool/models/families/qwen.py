@@ -12,6 +12,7 @@ from twinpool.models.attention.layer import HeadNorms, adopt_attention
 from twinpool.models.blocks import Linear, Mlp, Moe, PreNormLayer, Router, ZeroCentredNorm, make_experts
 from twinpool.models.families.base import Decoder, Parts, Source
 from twinpool.models.gdn.layer import adopt_gdn
+from twinpool.models.gdn.sharding import qkv_heads
 from twinpool.models.shard import ATTENTION, COLUMNS, EXPERTS_GATE_UP, ROWS, Sharding, cut
 
 
@@ -69,12 +70,6 @@ def _check_text(config: Any) -> None:
         )
 
 
-def _qkv(config: Any) -> tuple[tuple[int, int], ...]:
-    """Heads of q | k | v of a linear layer."""
-    keys = (config.linear_num_key_heads, config.linear_key_head_dim)
-    return keys, keys, (config.linear_num_value_heads, config.linear_value_head_dim)
-
-
 # Qwen3-Next has what belongs to a key head together, so that equal parts of its rows are heads as well.
 SHARDING = Sharding(
     divided=(
@@ -88,7 +83,7 @@ SHARDING = Sharding(
     cuts={
         **ATTENTION,
         r"\.linear_attn\.(in_proj_(qkvz|ba|z|b|a)\.weight|A_log|dt_bias)": ROWS,
-        r"\.linear_attn\.(in_proj_qkv|conv1d)\.weight": cut(0, _qkv),
+        r"\.linear_attn\.(in_proj_qkv|conv1d)\.weight": cut(0, qkv_heads),
         r"\.linear_attn\.out_proj\.weight": COLUMNS,
         r"\.(gate|up)_proj\.weight": ROWS,
         r"\.experts\.gate_up_proj": EXPERTS_GATE_UP,

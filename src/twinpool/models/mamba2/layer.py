@@ -9,6 +9,7 @@ from torch import nn
 
 from twinpool.models.blocks import Linear, adopt_linear
 from twinpool.models.bound import Step
+from twinpool.models.group import Rms
 from twinpool.models.mamba2.ops import Mamba2Kernel, Mamba2Shape, mix
 
 
@@ -33,6 +34,10 @@ class Mamba2Mixer(nn.Module):
         self.out_proj = out_proj
         self.layer = layer
         self.factors = factors
+
+    def norm_over_ranks(self, rms: Rms) -> None:
+        """The gated norm is over the columns of all ranks, where there is one."""
+        self.kernel.joint = rms
 
     def forward(self, x: torch.Tensor, step: Step, hidden: torch.Tensor) -> torch.Tensor:
         """x (normed), hidden: [T, hidden_size] of the model's dtype; returns hidden, changed in place."""

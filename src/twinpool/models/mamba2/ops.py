@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from twinpool.models.bound import Step
 from twinpool.models.conv import NativeConv
 from twinpool.models.gdn.reference import causal_conv
+from twinpool.models.group import Rms
 from twinpool.models.mamba2 import reference
 from twinpool.models.native import CODES, native, use_native
 from twinpool.models.rows import by_rows, by_token
@@ -45,19 +46,12 @@ class Mamba2Shape:
         return self.inner + 2 * self.groups * self.state_size
 
 
-@dataclass(frozen=True, slots=True)
-class JointNorm:
-    """A norm over the columns of `ranks` ranks. total: the sum over them of a float32 tensor [T, 1]."""
-
-    ranks: int
-    total: Callable[[torch.Tensor], torch.Tensor]
-
-
 class Mamba2Kernel:
     """A layer's constants, prepared once.
 
     conv_weight [channels, kernel], conv_bias [channels] or None, a_log, dt_bias and skip (D) [heads], norm_weight [inner] or None
-    for a gate without a norm. joint: set where the norm is over more columns than this rank has.
+    for a gate without a norm. joint: set where the norm is over more columns than this
+    rank has.
     """
 
     def __init__(
@@ -77,7 +71,7 @@ class Mamba2Kernel:
         self.dt_bias, self.skip = dt_bias.float().contiguous(), skip.float().contiguous()
         self.conv_bias = torch.zeros_like(self.taps[:, 0]) if conv_bias is None else conv_bias.float()
         self.norm_weight = None if norm_weight is None else norm_weight.float().contiguous()
-        self.joint: JointNorm | None = None
+        self.joint: Rms | None = None
         self.conv: NativeConv | None = None
         self.handle: Any = None
         if use_native(conv_weight.device):
@@ -149,19 +143,14 @@ def _opened(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
 
 
 def _joint_norm(
-    kernel: Mamba2Kernel, joint: JointNorm, x: torch.Tensor, gate: torch.Tensor, opened: Callable[..., torch.Tensor]
+    kernel: Mamba2Kernel, rms: Rms, x: torch.Tensor, gate: torch.Tensor, opened: Callable[..., torch.Tensor]
 ) -> torch.Tensor:
-    """float32 [T, inner]: x silu(gate), which is `opened`, over the rms of all ranks' columns, times the weight; or the gate last.
-
-    Division and root are rounded exactly, wherever they stand in a tensor.
-    """
+    """float32 [T, inner]: x silu(gate), which is `opened`, over the rms of all ranks' columns, times the weight; or the gate last."""
     assert kernel.norm_weight is not None, "there is a norm"
-    shape = kernel.shape
-    x = x if shape.norm_first else opened(x, gate)
-    squares = joint.total(x.double().square().sum(-1, keepdim=True).float())
-    rms = (squares / (joint.ranks * shape.inner) + shape.eps).sqrt()
-    normed = x / rms * kernel.norm_weight
-    return opened(normed, gate) if shape.norm_first else normed
+    if kernel.shape.norm_first:
+        return opened(x / rms(x, kernel.shape.eps) * kernel.norm_weight, gate)
+    x = opened(x, gate)
+    return x / rms(x, kernel.shape.eps) * kernel.norm_weight
 
 
 def _row_torch(kernel: Mamba2Kernel, proj: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor) -> torch.Tensor:
