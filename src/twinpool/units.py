@@ -45,6 +45,11 @@ def parse_bytes(text: str) -> int:
     return int(size_bytes)
 
 
+def as_gb(size_bytes: int) -> str:
+    """Bytes as the value of a flag in GB (10**9), rounded up to a kilobyte."""
+    return f"{ceil_div(size_bytes, 1000) / 10**6:.6f}"
+
+
 def to_gib(size_bytes: int | float) -> float:
     """Bytes as GiB (2**30), the unit of every boot line that says GB."""
     return size_bytes / GIB

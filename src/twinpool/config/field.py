@@ -25,6 +25,7 @@ class Flag:
     the default None means. metavar: the word for the value. at_least, at_most: inclusive limits; above: exclusive one.
     minus_one: what -1 means, where it is accepted beside 1, 2, ... size: a number of bytes, written with a unit.
     choices: the words allowed for a text that a wider options class may allow more words for (else: a Literal type).
+    unset: the word that stands for the default None on a command line.
     """
 
     help: str
@@ -38,6 +39,7 @@ class Flag:
     minus_one: str = ""
     size: bool = False
     choices: tuple[str, ...] = ()
+    unset: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ class Option:
 
     def parse(self, text: str) -> Value:
         """The value a text stands for. Raises ConfigError naming the flag."""
+        if self.flag.unset and text == self.flag.unset:
+            return None
         if self.choices or self.kind is str:
             return text
         try:

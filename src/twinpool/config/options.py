@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from twinpool.config.field import Flag, Option, options_of
 
 FLOAT_DTYPES = ("auto", "bfloat16", "float16", "float32")
+MOST_GB = 10**9  # of any memory or disk, and of a ratio: an exabyte, whose bytes every integer holds
 STRATEGY_CHOICES = ("auto", "no_buffer", "extra_buffer", "extra_buffer_lazy")
 STRATEGY_HELP = (
     "How checkpoints of states are taken. "
@@ -162,15 +163,17 @@ class HostTierOptions:
     hicache_ratio: Annotated[
         float | None,
         Flag(
-            "Host memory : memory of both device pools.", metavar="R", above=0, default_text="2.0, limited by the host"
+            "Host memory : memory of both device pools.",
+            metavar="R", above=0, at_most=MOST_GB, default_text="2.0, limited by the host",
         ),
-    ] = None
+    ] = None  # fmt: skip
     hicache_size: Annotated[
         float,
         Flag(
-            "Host memory in GB (10^9 bytes) for KV and states together, instead of the ratio.", metavar="GB", at_least=0
+            "Host memory in GB (10^9 bytes) for KV and states together, instead of the ratio.",
+            metavar="GB", at_least=0, at_most=MOST_GB,
         ),
-    ] = 0.0
+    ] = 0.0  # fmt: skip
     hicache_host_memory_fraction: Annotated[
         float,
         Flag(
@@ -193,7 +196,7 @@ class HostTierOptions:
         str | None, Flag("The folder; servers of the same model may share it.", metavar="DIR", default_text="none")
     ] = None
     hicache_storage_size: Annotated[
-        float, Flag("Most that it may hold, in GB (10^9 bytes).", metavar="GB", above=0)
+        float, Flag("Most that it may hold, in GB (10^9 bytes).", metavar="GB", above=0, at_most=MOST_GB)
     ] = 10.0
     hicache_storage_prefetch_policy: Annotated[
         Literal["timeout", "best_effort", "wait_complete"],
@@ -206,7 +209,8 @@ class HostTierOptions:
         float | None,
         Flag(
             "GB (10^9 bytes) of the host memory for states, a fixed quota.",
-            metavar="GB", above=0, default_text="auto: states and KV share it, so that they cover the same sessions",
+            metavar="GB", above=0, at_most=MOST_GB, unset="auto",
+            default_text="auto: states and KV share it, so that they cover the same sessions",
         ),
     ] = None  # fmt: skip
 

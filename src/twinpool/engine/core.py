@@ -39,6 +39,7 @@ from twinpool.engine.text import StreamDecoder, Tokenizer
 from twinpool.engine.tier import HostCounts, HostWatch
 from twinpool.errors import BadRequest, RequestError
 from twinpool.loop import Loop
+from twinpool.memory.host_cover import HostCover
 from twinpool.memory.snapshot import PoolCounts
 from twinpool.prefix.host_view import HostView, host_view
 from twinpool.request import Finish, Int32Array, Request, SamplingParams
@@ -351,6 +352,10 @@ class Engine:
             return None
         tree = self.scheduler.book.tree
         return host_view(tree.root, page_size=tree.page_size)
+
+    def cover_host(self) -> HostCover | None:
+        """How many idle sessions the host tier holds, as at boot; None without one; from any thread."""
+        return self._host.cover(self.facts.ledger) if self._host is not None else None
 
     def view_disk(self) -> DiskCounts | None:
         """The disk tier now, None without one; from any thread."""

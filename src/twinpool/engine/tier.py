@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from twinpool.memory.host_cover import HostCover, balanced_context_tokens, host_cover
+from twinpool.memory.ledger import Ledger
 from twinpool.prefix.host import HostTier, HostTotals
 
 
@@ -46,6 +48,11 @@ class HostWatch:
             loaded_bytes=self._bytes(tokens=totals.loaded_tokens, states=totals.loaded_states),
             totals=replace(totals),
         )
+
+    def cover(self, ledger: Ledger) -> HostCover:
+        """Sessions that fit an empty arena, of the context at which the device's two pools hold the same number of them."""
+        context_tokens = balanced_context_tokens(ledger)
+        return host_cover(self._tier.arena, page_size=self._page_size, context_tokens=context_tokens)
 
     def flushed(self) -> None:
         """The cache has just been emptied: what was copied before and not dropped is gone without a count."""

@@ -6,7 +6,7 @@ from twinpool.config.resolve import Resolved
 from twinpool.errors import MemoryRefusal
 from twinpool.memory.host import HostArena
 from twinpool.memory.ledger import Ledger
-from twinpool.units import GB, GIB, ceil_div, format_bytes
+from twinpool.units import GB, GIB, as_gb, format_bytes
 
 DEFAULT_RATIO = 2.0
 HELD_BACK_BYTES, HELD_BACK_SHARE = 10 * GIB, 0.2  # of the host's memory for everything else: the less of the two
@@ -30,18 +30,13 @@ def host_arena(resolved: Resolved, ledger: Ledger, *, available_bytes: int | Non
     if max_slots is not None and arena.n_chunks > 1:
         raise MemoryRefusal(
             f"--hicache-mamba-size-gb {resolved.hicache_mamba_size_gb:g} of {total / GB:.3f} GB is {max_slots} states and leaves "
-            f"{arena.most_pages} KV pages, and at least one of each is needed: give between {_in_gb(slot_bytes)} and "
-            f"{_in_gb(slot_bytes * (arena.n_chunks - 1))}, or leave it out."
+            f"{arena.most_pages} KV pages, and at least one of each is needed: give between {as_gb(slot_bytes)} and "
+            f"{as_gb(slot_bytes * (arena.n_chunks - 1))}, or leave it out."
         )
     raise MemoryRefusal(
         f"The host tier has {format_bytes(total)} and needs room for a page and a state, {format_bytes(2 * arena.chunk_bytes)}: "
-        f"raise --hicache-size to at least {_in_gb(2 * arena.chunk_bytes)}."
+        f"raise --hicache-size to at least {as_gb(2 * arena.chunk_bytes)}."
     )
-
-
-def _in_gb(size_bytes: int) -> str:
-    """Bytes for a flag in GB, rounded up to a kilobyte."""
-    return f"{ceil_div(size_bytes, 1000) / 10**6:.6f}"
 
 
 def _total_bytes(resolved: Resolved, ledger: Ledger, available_bytes: int | None) -> int:

@@ -166,6 +166,7 @@ def _server_info(service: Service) -> dict[str, Any]:
 async def _hicache(service: Service) -> dict[str, Any] | None:
     """The host tier now, None without one: sizes and traffic in bytes, tokens and states, and what it can resume.
 
+    covers: the sessions of the boot log's line, those that fit when nothing else is there (memory.host_cover.HostCover).
     coverage: of the KV that is there, and of the sessions it belongs to (prefix.host_view.HostView); None unless the
     server is ready. The walk over the tree is the engine's, between two steps.
     """
@@ -175,7 +176,8 @@ async def _hicache(service: Service) -> dict[str, Any] | None:
     ready = service.bridge.state is State.READY
     view = await service.bridge.ask(Engine.view_host) if ready else None
     coverage = {**_plain(view), "resumable_share": round(view.resumable_share, 4)} if view is not None else None
-    return {"policy": facts.resolved.hicache_write_policy, **_plain(counts), "coverage": coverage}
+    covers = {**_plain(service.engine.cover_host()), "device_sessions": facts.ledger.max_mamba_cache_size}
+    return {"policy": facts.resolved.hicache_write_policy, **_plain(counts), "covers": covers, "coverage": coverage}
 
 
 def _memory(service: Service) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from twinpool.storage.format import (
 )
 from twinpool.storage.index import Entry, Index
 from twinpool.storage.keys import ChainHash, Fingerprint, SegmentInfo
-from twinpool.units import format_bytes
+from twinpool.units import as_gb, format_bytes
 
 log = logging.getLogger("twinpool.storage")
 
@@ -289,7 +289,7 @@ def _check_limit(limit_bytes: int, fingerprint: Fingerprint) -> None:
     if limit_bytes < smallest:
         raise ConfigError(
             f"The disk tier has {format_bytes(limit_bytes)} and needs room for a page and a state, {format_bytes(smallest)}: "
-            f"raise --hicache-storage-size to at least {smallest} bytes."
+            f"raise --hicache-storage-size to at least {as_gb(smallest)}."
         )
 
 

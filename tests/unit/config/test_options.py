@@ -205,6 +205,11 @@ def test_a_wrong_command_line_is_refused_in_one_sentence(argv: list[str], senten
         ("--threads", "0", "at least 1"),
         ("--random-seed", "-1", "at least 0"),
         ("--device-memory", "0", "at least 1"),
+        # Their bytes would be no integer, or none that memory is counted in.
+        ("--hicache-size", "1e300", "at most 1000000000"),
+        ("--hicache-ratio", "1e300", "at most 1000000000"),
+        ("--hicache-mamba-size-gb", "1e300", "at most 1000000000"),
+        ("--hicache-storage-size", "1e300", "at most 1000000000"),
     ],
 )
 def test_limits(name: str, value: str, rule: str) -> None:
@@ -231,6 +236,11 @@ def test_several_ranks_are_served_without_a_disk_tier() -> None:
     assert parse_serve(["--tp", "2"]).tp_size == 2
     disk = ["--enable-hierarchical-cache", "--hicache-storage-backend", "file", "--hicache-storage-path", "/tmp/x"]
     assert "is not supported with --tp-size 2: the disk tier keeps the pages of one rank" in refuse("--tp", "2", *disk)
+
+
+def test_auto_is_the_split_of_the_host_tier_without_a_quota() -> None:
+    assert parse_serve(["--hicache-mamba-size-gb", "auto"]).hicache_mamba_size_gb is None
+    assert "'none' is not a number" in refuse("--hicache-mamba-size-gb", "none")
 
 
 def test_keywords_are_the_flags() -> None:

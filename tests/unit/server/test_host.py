@@ -76,6 +76,9 @@ def test_server_info(client: TestClient) -> None:
     assert host["used_states"] == host["totals"]["saved_states"]
     assert host["coverage"]["sessions"] == host["coverage"]["resumable_sessions"] == 6
     assert host["coverage"]["resumable_share"] == 1.0
+    # Sessions of 24 // 4 tokens of 8 bytes, each with a state of 32, in 3200 bytes.
+    covers = {"context_tokens": 6, "by_kv": 66, "by_states": 100, "together": 40, "device_sessions": 4}
+    assert host["covers"] == covers
 
 
 def test_server_info_of_a_server_that_drains(client: TestClient, fake: Fake) -> None:
