@@ -184,8 +184,11 @@ def test_observers_see_every_plan_and_its_time() -> None:
 @pytest.mark.parametrize("skip", [True, False])
 def test_a_session_goes_on_when_its_answer_ends_for_want_of_kv(skip: bool) -> None:
     long = Turn(blocks=numbers(4), input_tokens=4, output_tokens=9)
-    recorded = trace(session("a", long, Turn(blocks=numbers(5), input_tokens=5, output_tokens=1)))
-    traffic = ClosedTraffic(recorded, alive=1, idle_cap_s=5.0, seed=0, start_anywhere=False)
+    other = session(
+        "b", Turn(blocks=numbers(4, first=50), input_tokens=4, output_tokens=2)
+    )  # starts in the step that ends `long`
+    recorded = trace(session("a", long, Turn(blocks=numbers(5), input_tokens=5, output_tokens=1)), other)
+    traffic = ClosedTraffic(recorded, alive=2, idle_cap_s=5.0, seed=0, start_anywhere=False)
     done = by_name(replay(recorded, traffic=traffic, cost=one_second_steps(), skip=skip, **TINY).run())
     assert done["a", 0].refusal.startswith("Out of memory")
     assert done["a", 0].finished_s == done["a", 1].arrival_s
