@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from twinpool.units import GB, GIB
 
 MAX_PENDING_BYTES = GIB  # of what waits to be written
 PREFETCH_THRESHOLD_TOKENS = 256  # reference 5.5
-_SAMPLES, _SAMPLE_BYTES = 64, 1 << 16  # of each file of weights
+_SAMPLES, _SAMPLE_BYTES = 16, 1 << 12  # of each tensor of the weights
 
 
 @dataclass(slots=True)
@@ -155,14 +156,21 @@ def open_disk_tier(resolved: Resolved, arena: Arena, folder: Path) -> DiskTier |
 
 
 def model_digest(folder: Path) -> str:
-    """Of config.json and of samples all over the weights, so that fine-tuned siblings differ. A copy of the folder has the same."""
+    """Of config.json and of the weights: of each tensor samples all over it, so that siblings differ in which any tensor was trained. A
+    copy of the folder has the same.
+    """
     digest = hashlib.sha256()
-    for path in [folder / "config.json", *sorted(folder.glob("*.safetensors"))]:
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size}:".encode())
+    config = folder / "config.json"
+    digest.update(f"{config.name}:{config.stat().st_size}:".encode() + config.read_bytes())
+    for path in sorted(folder.glob("*.safetensors")):
+        digest.update(f"{path.name}:{path.stat().st_size}:".encode())
         with path.open("rb") as file:
-            step = max(_SAMPLE_BYTES, size // _SAMPLES)
-            for start in range(0, size, step):
-                file.seek(start)
-                digest.update(file.read(_SAMPLE_BYTES))
+            header = file.read(int.from_bytes(file.read(8), "little"))
+            digest.update(header)
+            data_at = file.tell()
+            tensors = [tensor["data_offsets"] for name, tensor in json.loads(header).items() if name != "__metadata__"]
+            for start, end in sorted(tensors):
+                for at in range(start, end, max(_SAMPLE_BYTES, (end - start) // _SAMPLES)):
+                    file.seek(data_at + at)
+                    digest.update(file.read(min(_SAMPLE_BYTES, end - at)))
     return digest.hexdigest()

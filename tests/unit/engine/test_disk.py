@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from tests.tiny_models import tiny_checkpoint
 from tests.unit.engine.test_boot import boot
@@ -55,6 +56,16 @@ def test_a_models_digest_is_of_what_it_computes_with(tiny: Path, tmp_path: Path)
     tuned = model_digest(other)
     (other / "config.json").write_text((other / "config.json").read_text() + " ")
     assert len({model_digest(tiny), tuned, model_digest(other)}) == 3
+
+
+def test_a_sibling_with_one_small_tensor_of_its_own_is_another_model(tmp_path: Path) -> None:
+    digests = set()
+    for bias in (0, 1):
+        tensors = {"a": np.zeros(5 << 20, np.int8), "b": np.full(3, bias, np.int8), "c": np.zeros(12 << 20, np.int8)}
+        save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        (tmp_path / "config.json").write_text("{}")
+        digests.add(model_digest(tmp_path))
+    assert len(digests) == 2
 
 
 def test_only_what_memory_lacks_is_read(tmp_path: Path) -> None:
