@@ -166,14 +166,13 @@ class Bridge:
         Raises as `submit` does.
         """
         engine = self.engine
-        future: asyncio.Future[Any]
+        future: asyncio.Future[Any] = self._loop.create_future()  # there before the engine's thread may look at it
 
         def wait_for_idle() -> object:
             self._flushes.append(_Flush(future, engine.clock.now_s() + timeout_s))
             return _LATER
 
-        future = self._post(wait_for_idle)
-        return bool(await future)
+        return bool(await self._post(wait_for_idle, answer=future))
 
     async def ask(self, question: Callable[[Engine], T]) -> T:
         """What `question` answers in the engine's thread, between two steps; it must be quick and change nothing.
@@ -216,9 +215,9 @@ class Bridge:
                 self._commands.put(_Command(lambda: None))
         await asyncio.to_thread(self._thread.join, timeout_s)
 
-    def _post(self, run: Callable[[], object]) -> asyncio.Future[Any]:
-        """Queue a command for the engine's thread, unless that thread takes none any more."""
-        future: asyncio.Future[Any] = self._loop.create_future()
+    def _post(self, run: Callable[[], object], *, answer: asyncio.Future[Any] | None = None) -> asyncio.Future[Any]:
+        """Queue a command for the engine's thread, unless that thread takes none any more. answer: the future to use."""
+        future = answer if answer is not None else self._loop.create_future()
         with self._lock:
             if self._state is State.READY:
                 self._expect(future)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -43,6 +44,25 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def idle(fake: Fake) -> bool:
     return not fake.service.engine.has_work and fake.service.engine.snapshot().n_running == 0
+
+
+class DawdlingQueue(SimpleQueue[Any]):
+    """Whoever reads it has run what was put before the one who put it goes on."""
+
+    def put(self, item: Any, *args: Any) -> None:
+        super().put(item, *args)
+        time.sleep(0.05)
+
+
+def test_a_flush_may_be_looked_at_before_it_is_wholly_queued() -> None:
+    fake = make_fake()
+    fake.service.bridge._commands = DawdlingQueue()
+
+    async def run() -> None:
+        async with running(fake):
+            assert await fake.service.bridge.flush(timeout_s=1)
+
+    asyncio.run(run())
 
 
 def test_health_during_boot_and_after() -> None:
