@@ -10,7 +10,7 @@ from twinpool.models.attention.layer import adopt_attention
 from twinpool.models.blocks import Mlp, PreNormLayer, RmsNorm, adopt_linear, adopt_linears
 from twinpool.models.families.base import Decoder, Parts, Source
 from twinpool.models.mamba2.layer import adopt_mamba2
-from twinpool.models.mamba2.sharding import Mamba2Keys, mamba2_cuts, narrow_inner
+from twinpool.models.mamba2.sharding import MAMBA2_KEYS, mamba2_cuts, narrow_inner
 from twinpool.models.shard import ATTENTION, COLUMNS, ROWS, Sharding, on_first
 
 
@@ -41,22 +41,19 @@ def _norm(module: Any) -> RmsNorm:
     return RmsNorm(module.weight, module.variance_epsilon)
 
 
-_MAMBA2 = Mamba2Keys(
-    heads="mamba_n_heads", head_dim="mamba_d_head", groups="mamba_n_groups", state_size="mamba_d_state"
-)
 SHARDING = Sharding(
     divided=("num_attention_heads", "mamba_n_heads", "intermediate_size"),
     head_dim=lambda config: config.hidden_size // config.num_attention_heads,
     shared=("num_key_value_heads", "mamba_n_groups"),
     cuts={
         **ATTENTION,
-        **mamba2_cuts(r"\.mamba", _MAMBA2),
+        **mamba2_cuts(r"\.mamba", MAMBA2_KEYS),
         r"\.(gate|up)_proj\.(weight|bias)": ROWS,
         r"\.down_proj\.weight": COLUMNS,
         r"\.down_proj\.bias": on_first,
     },
-    check=_MAMBA2.check,
-    joint_norm=_MAMBA2.joint_norm,
+    check=MAMBA2_KEYS.check,
+    joint_norm=MAMBA2_KEYS.joint_norm,
     adjust=narrow_inner,
 )
 SOURCES = {

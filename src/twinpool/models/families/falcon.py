@@ -14,7 +14,7 @@ from twinpool.models.bound import Step
 from twinpool.models.families.base import Decoder, Parts, Source
 from twinpool.models.group import Adds
 from twinpool.models.mamba2.layer import Mamba2Mixer, adopt_mamba2
-from twinpool.models.mamba2.sharding import Mamba2Keys, mamba2_cuts, narrow_inner
+from twinpool.models.mamba2.sharding import MAMBA2_KEYS, mamba2_cuts, narrow_inner
 from twinpool.models.shard import ATTENTION, COLUMNS, ROWS, Sharding, on_first
 
 
@@ -126,22 +126,19 @@ def _norm(module: Any) -> RmsNorm:
     return RmsNorm(module.weight, module.variance_epsilon)
 
 
-_MAMBA2 = Mamba2Keys(
-    heads="mamba_n_heads", head_dim="mamba_d_head", groups="mamba_n_groups", state_size="mamba_d_state"
-)
 SHARDING = Sharding(
     divided=("num_attention_heads", "mamba_n_heads", "mamba_d_ssm", "intermediate_size"),
     shared=("num_key_value_heads", "mamba_n_groups"),
     head_dim=lambda config: getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
     cuts={
         **ATTENTION,
-        **mamba2_cuts(r"\.mamba", _MAMBA2),
+        **mamba2_cuts(r"\.mamba", MAMBA2_KEYS),
         r"\.(gate|up)_proj\.(weight|bias)": ROWS,
         r"\.down_proj\.weight": COLUMNS,
         r"\.down_proj\.bias": on_first,
     },
-    check=_MAMBA2.check,
-    joint_norm=lambda config: config.mamba_rms_norm and _MAMBA2.joint_norm(config),
+    check=MAMBA2_KEYS.check,
+    joint_norm=lambda config: config.mamba_rms_norm and MAMBA2_KEYS.joint_norm(config),
     adjust=lambda part, ranks: narrow_inner(part, ranks) if part.mamba_d_ssm is None else None,
 )
 SOURCES = {

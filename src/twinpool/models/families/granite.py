@@ -11,7 +11,7 @@ from twinpool.models.attention.layer import adopt_attention
 from twinpool.models.blocks import Linear, Mlp, Moe, PreNormLayer, RmsNorm, Router, make_experts
 from twinpool.models.families.base import Decoder, Parts, Source
 from twinpool.models.mamba2.layer import adopt_mamba2
-from twinpool.models.mamba2.sharding import Mamba2Keys, mamba2_cuts, narrow_inner
+from twinpool.models.mamba2.sharding import MAMBA2_KEYS, mamba2_cuts, narrow_inner
 from twinpool.models.shard import ATTENTION, COLUMNS, Sharding, cut
 
 
@@ -64,22 +64,19 @@ def _norm(module: Any) -> RmsNorm:
     return RmsNorm(module.weight, module.variance_epsilon)
 
 
-_MAMBA2 = Mamba2Keys(
-    heads="mamba_n_heads", head_dim="mamba_d_head", groups="mamba_n_groups", state_size="mamba_d_state"
-)
 SHARDING = Sharding(
     divided=("num_attention_heads", "mamba_n_heads", "shared_intermediate_size", "intermediate_size"),
     head_dim=lambda config: config.hidden_size // config.num_attention_heads,
     shared=("num_key_value_heads", "mamba_n_groups"),
     cuts={
         **ATTENTION,
-        **mamba2_cuts(r"\.mamba", _MAMBA2),
+        **mamba2_cuts(r"\.mamba", MAMBA2_KEYS),
         r"\.shared_mlp\.input_linear\.weight": cut(0, lambda config: ((config.shared_intermediate_size, 1),) * 2),
         r"\.experts\.gate_up_proj": cut(1, lambda config: ((config.intermediate_size, 1),) * 2),
         r"\.(shared_mlp\.output_linear\.weight|experts\.down_proj)": COLUMNS,
     },
-    check=_MAMBA2.check,
-    joint_norm=_MAMBA2.joint_norm,
+    check=MAMBA2_KEYS.check,
+    joint_norm=MAMBA2_KEYS.joint_norm,
     adjust=narrow_inner,
 )
 

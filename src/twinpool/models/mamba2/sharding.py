@@ -43,6 +43,12 @@ class Mamba2Keys:
         return bool(getattr(config, self.groups) == 1)
 
 
+# Of Granite, Bamba and Falcon-H1.
+MAMBA2_KEYS = Mamba2Keys(
+    heads="mamba_n_heads", head_dim="mamba_d_head", groups="mamba_n_groups", state_size="mamba_d_state"
+)
+
+
 def mamba2_cuts(module: str, keys: Mamba2Keys) -> dict[str, Cut]:
     """Cuts of a layer whose names have `module` (a regular expression) before those of its parts."""
     return {
