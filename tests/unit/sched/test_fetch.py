@@ -158,6 +158,20 @@ def test_what_was_read_and_lost_before_it_could_start_is_computed(gate: Gate) ->
     assert (waits.reuse.reused, waits.reuse.from_storage) == (0, 0)
 
 
+def test_what_device_and_host_have_pushed_out_comes_from_the_disk() -> None:
+    """Without a restart or a flush: the disk is asked, too, when only a trace of the prefix is left in memory (sglang#38452)."""
+    host = HostArena(total_bytes=300, page_bytes=10, slot_bytes=10)
+    world = make_world(host=host, storage=FakeStorage(), n_pages=24, n_slots=6, max_running=1)
+    world.run(world.request(1, PROMPT, 2, ignore_eos=True))
+    for rid in range(2, 12):
+        world.run(world.request(rid, [rid + 20] * 10, 2, ignore_eos=True))
+    assert world.scheduler.book.tree.tier.totals.evicted_states > 0
+    again = turn(world, 12)
+    world.run(again)
+    assert (again.reuse.reused, again.reuse.from_storage) == (9, 9)
+    check(again)
+
+
 def test_a_flush_leaves_the_disk_alone(gate: Gate) -> None:
     world = boot(gate)
     gate.open |= {1, 2}
