@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from twinpool.replay.describe import Spread, spread
+from twinpool.replay.describe import Spread, concurrency, spread
 from twinpool.replay.host_use import HostUse, host_use
 from twinpool.replay.record import PoolSample, RequestRecord, time_weights
 from twinpool.replay.run import Run
@@ -99,7 +99,7 @@ class Times:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
     """Mean shares of each pool over the samples, weighted by time: working (held by running requests), protected (cached, locked),
-    evictable (cached), free; running and waiting requests.
+    evictable (cached), free. Requests running (from first scheduled to their end) and waiting, over the whole run.
     """
 
     slots_working: float
@@ -138,7 +138,7 @@ def summarise(run: Run, setup: Setup) -> ReplayResult:
     samples, book = tuple(run.recorder.samples), run.scheduler.book
     return ReplayResult(
         setup=setup, reuse=_reuse(served), counts=_counts(run, counted), times=_times(served, run.duration_s),
-        occupancy=_occupancy(samples), samples=samples, records=records,
+        occupancy=_occupancy(samples, records, run.duration_s), samples=samples, records=records,
         host=host_use(book.tree, samples, failed_restores=book.totals.failed_restores),
     )  # fmt: skip
 
@@ -198,7 +198,7 @@ def _times(records: list[RequestRecord], duration_s: float) -> Times:
     )
 
 
-def _occupancy(samples: tuple[PoolSample, ...]) -> Occupancy:
+def _occupancy(samples: tuple[PoolSample, ...], records: tuple[RequestRecord, ...], duration_s: float) -> Occupancy:
     weights = time_weights(samples)
 
     def mean(value: str) -> float:
@@ -207,13 +207,23 @@ def _occupancy(samples: tuple[PoolSample, ...]) -> Occupancy:
 
     slots = mean("slots_free") + mean("slots_evictable") + mean("slots_protected") + mean("slots_held")
     pages = mean("pages_free") + mean("pages_evictable") + mean("pages_protected") + mean("pages_held")
+    # From the requests themselves: samples of a long run are too few for short requests with pauses between them.
+    spans = [
+        (one.scheduled_s, one.finished_s)
+        for one in records
+        if one.scheduled_s is not None and one.finished_s is not None
+    ]
+    ran_s = sum(end_s - start_s for start_s, end_s in spans)
+    waited_s = sum(one.scheduled_s - one.arrival_s for one in records if one.scheduled_s is not None)
     running = sorted(zip((one.running for one in samples), weights, strict=True))
+    median = float(concurrency(spans)[1]) if duration_s and spans else _weighted_median(running)
     return Occupancy(
         slots_working=_share(mean("slots_held"), slots), slots_protected=_share(mean("slots_protected"), slots),
         slots_evictable=_share(mean("slots_evictable"), slots), slots_free=_share(mean("slots_free"), slots),
         pages_working=_share(mean("pages_held"), pages), pages_protected=_share(mean("pages_protected"), pages),
         pages_evictable=_share(mean("pages_evictable"), pages), pages_free=_share(mean("pages_free"), pages),
-        mean_running=mean("running"), median_running=_weighted_median(running), mean_waiting=mean("waiting"),
+        mean_running=ran_s / duration_s if duration_s else mean("running"), median_running=median,
+        mean_waiting=waited_s / duration_s if duration_s else mean("waiting"),
         peak_waiting=max((one.waiting for one in samples), default=0),
     )  # fmt: skip
 

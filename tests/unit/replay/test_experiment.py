@@ -160,3 +160,13 @@ def test_agent_sessions_find_at_least_the_independent_count_with_an_infinite_cac
     prompt_tokens = sum(request.input_tokens for request in recorded.requests())
     assert 0 < sum(found.values()) - sum(least.values()) < 0.01 * prompt_tokens
     assert sum(found.values()) > 0.9 * prompt_tokens
+
+
+def test_concurrency_over_time_is_exact_however_few_moments_are_kept() -> None:
+    made = synthesize(SyntheticOptions(sessions=1500, turns=1, input_tokens=300, output_tokens=40, interval_s=2.0))
+    recorded, traffic = prepare(made, TrafficOptions(arrival="recorded"))
+    sizing = sizing_of(read_command(MACHINE, usage=""))
+    result = run_experiment(Experiment(trace=recorded, sizing=sizing, traffic=traffic, calibration=Calibration()))
+    ran_s = sum(one.finished_s - one.scheduled_s for one in result.records)
+    assert result.occupancy.mean_running == ran_s / result.times.duration_s
+    assert result.occupancy.median_running == 0
