@@ -184,6 +184,13 @@ def _log_pools(facts: EngineFacts, arena_bytes: int, tier: HostArena | None) -> 
     )
     if tier is not None:
         _log_host(tier, ledger)
+    elif idle := [
+        name for name in resolved.origins if name.startswith("hicache_") and resolved.origins[name] == "flag"
+    ]:
+        given = ", ".join("--" + name.replace("_", "-") for name in idle)
+        log.warning(
+            "There is no host tier, so %s does nothing: give --enable-hierarchical-cache, too, or leave it out.", given
+        )
     log.info("Settings\n%s", bootlog.values_table(resolved.rows()))
     log.info("Memory\n%s", bootlog.ledger_table(ledger, host=_host_row(tier, resolved)))
 

@@ -103,6 +103,15 @@ def test_a_tier_that_is_too_small_is_a_warning(tiny: Path, caplog: pytest.LogCap
     assert record.levelname == "WARNING"
 
 
+def test_sizes_of_a_tier_that_is_not_there_are_a_warning(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "twinpool.engine"):
+        boot(tiny, hicache_size=0.2, hicache_write_policy="write_back").close()
+        boot(tiny).close()
+    said = [line for line in caplog.messages if line.startswith("There is no host tier")]
+    assert len(said) == 1
+    assert "so --hicache-size, --hicache-write-policy does nothing: give --enable-hierarchical-cache" in said[0]
+
+
 def test_on_a_cpu_the_devices_pools_are_not_given_away_twice(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "available_memory_bytes", lambda: 100 * MIB)
     # 64 MiB of the 100 are the device's; most of them are pools that nobody has written to yet.
