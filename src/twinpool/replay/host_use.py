@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twinpool.memory.host import HostArena
 from twinpool.prefix.host_view import host_view
 from twinpool.prefix.tree import PrefixTree
-from twinpool.replay.record import PoolSample, time_weights
+from twinpool.replay.record import Means
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +47,13 @@ class HostUse:
         return bool(self.dropped_tokens or self.dropped_states or self.unsaved_tokens or self.unsaved_states)
 
 
-def host_use(tree: PrefixTree, samples: Sequence[PoolSample], *, failed_restores: int) -> HostUse | None:
+def host_use(tree: PrefixTree, means: Means, *, failed_restores: int) -> HostUse | None:
     """Of a run that has ended; None without a host tier."""
     tier = tree.tier
     if tier is None:
         return None
     arena, totals, page_size = tier.arena, tier.totals, tree.page_size
-    weights = time_weights(samples)
-    pages = _share(sum(one.host_pages * weight for one, weight in zip(samples, weights, strict=True)), sum(weights))
-    states = _share(sum(one.host_states * weight for one, weight in zip(samples, weights, strict=True)), sum(weights))
+    pages, states = means.of("host_pages"), means.of("host_states")
     kv_share = _share(pages * arena.page_bytes, arena.total_bytes)
     states_share = _share(states * arena.slot_bytes, arena.total_bytes)
     kv_free = states_free = max(0.0, 1 - kv_share - states_share)

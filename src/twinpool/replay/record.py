@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from twinpool.replay.traffic import Arrival
 from twinpool.request import Request
@@ -64,12 +64,45 @@ def time_weights(samples: Sequence[PoolSample]) -> list[float]:
     return spans if any(spans) else [1.0] * len(samples)
 
 
+class Means:
+    """Means over time of every number of a PoolSample, over all samples that were taken: those that are kept for plots are too few
+    where short requests have long pauses between them.
+    """
+
+    def __init__(self) -> None:
+        self._last: PoolSample | None = None
+        self._names = [field.name for field in fields(PoolSample)]
+        self._seconds, self._count = 0.0, 0
+        self._weighted = dict.fromkeys(self._names, 0.0)
+        self._plain = dict.fromkeys(self._names, 0.0)
+
+    def see(self, sample: PoolSample) -> None:
+        """The next one in time; the one before it lasted until now."""
+        last = self._last
+        span_s = sample.now_s - last.now_s if last is not None else 0.0
+        if last is not None and span_s:
+            self._seconds += span_s
+            for name in self._names:
+                self._weighted[name] += getattr(last, name) * span_s
+        for name in self._names:
+            self._plain[name] += getattr(sample, name)
+        self._count += 1
+        self._last = sample
+
+    def of(self, name: str) -> float:
+        """The mean of a number; where no time passed all samples count alike, and 0 without any."""
+        if self._seconds:
+            return self._weighted[name] / self._seconds
+        return self._plain[name] / self._count if self._count else 0.0
+
+
 class Recorder:
     """Collects records and samples of one run."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.records: list[RequestRecord] = []
         self.samples: list[PoolSample] = []
+        self.means = Means()
         self.peak_running = 0
         self._scheduler = scheduler
         self._every_s = 0.0
@@ -102,8 +135,16 @@ class Recorder:
     def tick(self, now_s: float) -> None:
         """Look at the pools, unless the last look was a moment ago. Intervals double as the run grows."""
         self.peak_running = max(self.peak_running, self._scheduler.n_running)
-        if now_s < self._next_s:
-            return
+        if now_s >= self._next_s:
+            self._look(now_s)
+
+    def pause(self, now_s: float) -> None:
+        """Nothing runs from now until the next arrival: look before and right after it, however short the last look was ago."""
+        if self.samples and self.samples[-1].now_s < now_s:
+            self._look(now_s)
+        self._next_s = now_s
+
+    def _look(self, now_s: float) -> None:
         pages, slots = self._scheduler.counts()
         tier = self._scheduler.book.tree.tier
         self.samples.append(
@@ -113,6 +154,7 @@ class Recorder:
                 tier.arena.used_pages if tier is not None else 0, tier.arena.used_slots if tier is not None else 0,
             )
         )  # fmt: skip
+        self.means.see(self.samples[-1])
         if len(self.samples) >= MOST_SAMPLES:
             del self.samples[1::2]
             span_s = self.samples[-1].now_s - self.samples[0].now_s

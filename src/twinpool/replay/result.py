@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from twinpool.replay.describe import Spread, concurrency, spread
 from twinpool.replay.host_use import HostUse, host_use
-from twinpool.replay.record import PoolSample, RequestRecord, time_weights
+from twinpool.replay.record import PoolSample, Recorder, RequestRecord, time_weights
 from twinpool.replay.run import Run
 from twinpool.request import REUSE_GAPS
 
@@ -138,8 +138,8 @@ def summarise(run: Run, setup: Setup) -> ReplayResult:
     samples, book = tuple(run.recorder.samples), run.scheduler.book
     return ReplayResult(
         setup=setup, reuse=_reuse(served), counts=_counts(run, counted), times=_times(served, run.duration_s),
-        occupancy=_occupancy(samples, records, run.duration_s), samples=samples, records=records,
-        host=host_use(book.tree, samples, failed_restores=book.totals.failed_restores),
+        occupancy=_occupancy(run.recorder, run.duration_s), samples=samples, records=records,
+        host=host_use(book.tree, run.recorder.means, failed_restores=book.totals.failed_restores),
     )  # fmt: skip
 
 
@@ -198,13 +198,8 @@ def _times(records: list[RequestRecord], duration_s: float) -> Times:
     )
 
 
-def _occupancy(samples: tuple[PoolSample, ...], records: tuple[RequestRecord, ...], duration_s: float) -> Occupancy:
-    weights = time_weights(samples)
-
-    def mean(value: str) -> float:
-        whole = sum(getattr(one, value) * weight for one, weight in zip(samples, weights, strict=True))
-        return _share(whole, sum(weights))
-
+def _occupancy(recorder: Recorder, duration_s: float) -> Occupancy:
+    samples, records, mean = recorder.samples, recorder.records, recorder.means.of
     slots = mean("slots_free") + mean("slots_evictable") + mean("slots_protected") + mean("slots_held")
     pages = mean("pages_free") + mean("pages_evictable") + mean("pages_protected") + mean("pages_held")
     # From the requests themselves: samples of a long run are too few for short requests with pauses between them.
@@ -215,7 +210,7 @@ def _occupancy(samples: tuple[PoolSample, ...], records: tuple[RequestRecord, ..
     ]
     ran_s = sum(end_s - start_s for start_s, end_s in spans)
     waited_s = sum(one.scheduled_s - one.arrival_s for one in records if one.scheduled_s is not None)
-    running = sorted(zip((one.running for one in samples), weights, strict=True))
+    running = sorted(zip((one.running for one in samples), time_weights(samples), strict=True))
     median = float(concurrency(spans)[1]) if duration_s and spans else _weighted_median(running)
     return Occupancy(
         slots_working=_share(mean("slots_held"), slots), slots_protected=_share(mean("slots_protected"), slots),

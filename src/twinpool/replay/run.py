@@ -64,6 +64,7 @@ class Replay:
                 next_s = self._traffic.next_s
                 if next_s is None:
                     break
+                self._recorder.pause(self._clock.now_s())
                 self._clock.advance_to(max(next_s, self._clock.now_s()))
                 continue
             self._step()

@@ -163,10 +163,14 @@ def test_agent_sessions_find_at_least_the_independent_count_with_an_infinite_cac
 
 
 def test_concurrency_over_time_is_exact_however_few_moments_are_kept() -> None:
-    made = synthesize(SyntheticOptions(sessions=1500, turns=1, input_tokens=300, output_tokens=40, interval_s=2.0))
+    made = synthesize(SyntheticOptions(sessions=300, turns=1, input_tokens=300, output_tokens=40, interval_s=2.0))
     recorded, traffic = prepare(made, TrafficOptions(arrival="recorded"))
     sizing = sizing_of(read_command(MACHINE, usage=""))
-    result = run_experiment(Experiment(trace=recorded, sizing=sizing, traffic=traffic, calibration=Calibration()))
+    one = Experiment(trace=recorded, sizing=sizing, traffic=traffic, calibration=Calibration())
+    result, stepped = run_experiment(one), run_experiment(replace(one, skip=False))
     ran_s = sum(one.finished_s - one.scheduled_s for one in result.records)
     assert result.occupancy.mean_running == ran_s / result.times.duration_s
     assert result.occupancy.median_running == 0
+    for share in ("slots_working", "slots_protected", "slots_evictable", "pages_working", "pages_evictable"):
+        seen, wanted = getattr(result.occupancy, share), getattr(stepped.occupancy, share)
+        assert seen == pytest.approx(wanted, rel=0.05)
