@@ -118,6 +118,7 @@ def test_pools_of_both_ranks_and_a_killed_rank(tmp_path: Path) -> None:
 def test_a_rank_killed_while_it_works_ends_the_answers() -> None:
     with LLM(str(checkpoint("qwen3_5")), tp_size=2, device_memory="64MiB") as llm:
         (follower,) = followers()
+        assert not llm.engine._ranks.meeting.parent.exists()
         llm.engine.add(prompt(0, 20), greedy(900))
         for _ in range(5):
             llm.engine.step()

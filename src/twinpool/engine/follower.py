@@ -37,6 +37,7 @@ def follow(connection: Connection) -> None:
     lines += bootlog.pool_lines(pools.ledger, kv_dtype=resolved.kv_cache_dtype)[len(pools.ledger.warnings) :]
     connection.send(lines)
     model.join(Group.join(Share(start.rank, resolved.tp_size), meeting=start.meeting, device=resolved.device))
+    connection.send(start.rank)
     executor = TorchExecutor(forward=forward_of(model, memory), memory=memory)
     while True:
         executor.follow(_told(connection))

@@ -72,4 +72,7 @@ def join_ranks(
         for line in lines:
             say(f"[TP{rank}] {line}")
     model.join(Group.join(Share(0, resolved.tp_size), meeting=ranks.meeting, device=resolved.device))
+    ranks.collect()
+    if resolved.device == "cpu":  # NCCL looks at the file again, when it is first used
+        ranks.forget_meeting()
     ranks.watch()

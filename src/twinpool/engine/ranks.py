@@ -163,6 +163,10 @@ class Ranks:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         return f"the process of rank {peer.rank} has ended ({how})"
 
+    def forget_meeting(self) -> None:
+        """All have met: the file is not needed, and nobody would remove it if this process were killed."""
+        self._folder.cleanup()
+
     def watch(self) -> None:
         """From now on nobody collects: whatever comes of a rank is its end."""
         self._watcher = threading.Thread(target=self._watch, name="twinpool-ranks", daemon=True)
