@@ -164,7 +164,10 @@ def test_text_names_cliff_margin_and_flags() -> None:
     assert "Reuse collapses below slots 20, the last with 95% of the best (90.0% at 20)" in text
     assert "from 90.0% at 20 to 30.0% at 10; what runs out is state slots." in text
     assert "An infinite cache would reuse 95.0%." in text
-    assert "Recommended: slots 40, with 90.0% reuse; margin: 20 slots (50%) to the edge below, no cliff above in this sweep." in text
+    assert (
+        "Recommended: slots 40, with 90.0% reuse; margin: 20 slots (50%) to the edge below, no cliff above in this sweep."
+        in text
+    )
     assert "--max-mamba-cache-size 40" in text
     assert "--mem-fraction-static 1" not in text
     assert "leaves the pools 3.00 GiB" in text
