@@ -33,4 +33,7 @@ def _is_left_out(item: pytest.Item) -> bool:
     name, params = item.name.partition("[")[0], values.params
     if params.get("family") in VARIANTS and name not in ONCE:
         return True
-    return name == MATRIX and (params["dtype"], params["ssm_dtype"]) not in (("float32", "float32"), ("bfloat16", "bfloat16"))
+    return name == MATRIX and (params["dtype"], params["ssm_dtype"]) not in (
+        ("float32", "float32"),
+        ("bfloat16", "bfloat16"),
+    )

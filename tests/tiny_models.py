@@ -192,10 +192,7 @@ def _spread(model: torch.nn.Module) -> None:
             parameter.copy_(torch.rand_like(parameter.float()) * 2 - 1)
         elif name.endswith("A_log"):
             parameter.copy_(torch.log(torch.rand_like(parameter.float()) * 4 + 0.2))
-        elif name.endswith("correction_bias"):
-            # Not negative: experts of groups that are closed count as zero here, and as minus infinity in transformers.
-            parameter.copy_(torch.rand_like(parameter) * 0.4)
-        elif name.endswith("expert_bias"):
+        elif name.endswith(("expert_bias", "correction_bias")):
             parameter.copy_(torch.randn_like(parameter) * 0.2)
         elif "norm" in name or name.endswith((".D", ".bias", "_hc.base", "_hc.scale")):
             parameter.add_(torch.randn_like(parameter.float()).mul(0.1).to(parameter.dtype))

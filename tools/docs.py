@@ -52,7 +52,12 @@ def flags_page() -> str:
     lines += ["", *_flag_tables(command_line.rows_of([ReplayOutputOptions, TrafficOptions, TimeOptions]))]
     lines += ["## `twinpool replay sweep`", "", "Beside those of `twinpool replay`: [replay.md](replay.md#sweep).", ""]
     lines += _flag_tables(command_line.rows_of([AxisOptions, SpreadOptions]))
-    lines += ["## `twinpool replay calibrate`", "", "Beside the machine's: [replay-calibrate.md](replay-calibrate.md).", ""]
+    lines += [
+        "## `twinpool replay calibrate`",
+        "",
+        "Beside the machine's: [replay-calibrate.md](replay-calibrate.md).",
+        "",
+    ]
     lines += _flag_tables(command_line.rows_of([MeasureOptions]))
     lines += ["## `twinpool trace`", "", "`info` describes files, `synthesize` writes an invented trace.", ""]
     lines += _flag_tables(command_line.rows_of([InfoOptions, SynthesizeOptions]))

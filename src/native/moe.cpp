@@ -54,7 +54,7 @@ std::vector<int> first_of(const float* keys, int n, int count) {
     return order;
 }
 
-// Zeros the keys of experts outside the top_groups.
+// Puts the experts outside the top_groups last (-inf): an open one may have a key below zero, for its bias.
 void leave_groups(const Routing& routing, std::vector<float>& keys, int n) {
     int each = n / routing.groups;
     std::vector<float> best(size_t(routing.groups));
@@ -66,7 +66,7 @@ void leave_groups(const Routing& routing, std::vector<float>& keys, int n) {
     std::vector<bool> kept(size_t(routing.groups));
     for (int g : first_of(best.data(), routing.groups, routing.top_groups)) kept[size_t(g)] = true;
     for (int i = 0; i < n; ++i)
-        if (!kept[size_t(i / each)]) keys[size_t(i)] = 0.0f;
+        if (!kept[size_t(i / each)]) keys[size_t(i)] = -INFINITY;
 }
 
 // (expert, weight) of the chosen ones, in ascending order of expert.

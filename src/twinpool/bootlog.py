@@ -27,11 +27,10 @@ from twinpool.bootlines import (
     found_lines,
 )
 from twinpool.memory.host import HostArena
-from twinpool.memory.host_budget import GB
 from twinpool.memory.host_cover import balanced_context_tokens, host_cover
 from twinpool.memory.ledger import Ledger
 from twinpool.tables import table_text
-from twinpool.units import format_bytes, to_gib
+from twinpool.units import GB, format_bytes, to_gib
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

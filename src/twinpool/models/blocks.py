@@ -205,7 +205,7 @@ class Router:
             grouped = keys.unflatten(-1, (self.groups, -1))
             best = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1).topk(self.top_groups, -1).indices
             closed = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, best, False)
-            keys = grouped.masked_fill(closed[..., None], 0.0).flatten(-2)
+            keys = grouped.masked_fill(closed[..., None], float("-inf")).flatten(-2)
         chosen = keys.topk(self.top_k, -1).indices
         weights = scores.gather(-1, chosen)
         if self.normalise:

@@ -25,7 +25,12 @@ def test_a_fork_inside_the_chunk_takes_precedence(branching, expected) -> None:
 
 
 def test_decode_is_tracked_exactly_on_the_track_grid() -> None:
-    assert [n for n in range(1, 1025) if decode_checkpoint(start=n - 1, end=n, track_tokens=256)] == [256, 512, 768, 1024]
+    assert [n for n in range(1, 1025) if decode_checkpoint(start=n - 1, end=n, track_tokens=256)] == [
+        256,
+        512,
+        768,
+        1024,
+    ]
     assert decode_checkpoint(start=100, end=612, track_tokens=256) == 512
 
 
