@@ -59,7 +59,7 @@ class Pool {
         done_.store(0, std::memory_order_relaxed);
         uint32_t job = ++jobs_;
         // The release publishes the fields above; sequential consistency orders it against the helpers' `sleeping_`.
-        ticket_.store(uint64_t(job) << 32, std::memory_order_seq_cst);
+        ticket_.store(uint64_t(job) << 32 | uint32_t(n), std::memory_order_seq_cst);
         if (sleeping_.load(std::memory_order_seq_cst)) {
             { std::lock_guard<std::mutex> lock(sleep_); }
             wake_.notify_all();
@@ -69,17 +69,18 @@ class Pool {
     }
 
   private:
-    // Claims and runs tasks of this job until none is left. A claim succeeds only while the job still has an unclaimed task, so
-    // the fields read before it belong to that job.
+    // Claims and runs tasks of this job until none is left. The number left is in the ticket itself, so a claim succeeds only
+    // while the job still has an unclaimed task, and the fields read before it belong to that job. (Against `count_`, which the
+    // next job writes before its ticket, a late helper could claim a task of the next job under the old number.)
     void work(uint32_t job) {
         uint64_t seen = ticket_.load(std::memory_order_acquire);
         while (uint32_t(seen >> 32) == job) {
             Task task = task_.load(std::memory_order_relaxed);
             const void* self = self_.load(std::memory_order_relaxed);
-            int index = int(seen & 0xffffffff);
-            if (index >= count_.load(std::memory_order_relaxed)) return;
-            if (!ticket_.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) continue;
-            task(self, index);
+            int count = count_.load(std::memory_order_relaxed), left = int(seen & 0xffffffff);
+            if (left == 0) return;
+            if (!ticket_.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel)) continue;
+            task(self, count - left);
             done_.fetch_add(1, std::memory_order_release);
             seen = ticket_.load(std::memory_order_acquire);
         }
@@ -121,7 +122,7 @@ class Pool {
     std::atomic<bool> stop_{false};
     std::atomic<int> sleeping_{0};
     uint32_t jobs_ = 0;
-    alignas(64) std::atomic<uint64_t> ticket_{0};  // job << 32 | next task
+    alignas(64) std::atomic<uint64_t> ticket_{0};  // job << 32 | tasks left to claim
     std::atomic<Task> task_{nullptr};
     std::atomic<const void*> self_{nullptr};
     std::atomic<int> count_{0};
