@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -34,13 +35,19 @@ def check(config: Any) -> None:
 
 def build(parts: Parts) -> Decoder:
     """Our layers with the model's weights, in its order."""
-    return Decoder(layers=tuple(_layer(parts, block) for block in parts.base.layers), norm=_norm(parts.base.norm))
+    return decoder(parts, lower_bound=lambda mixer: None)
 
 
-def _layer(parts: Parts, block: Any) -> PreNormLayer:
+def decoder(parts: Parts, *, lower_bound: Callable[[Any], float | None]) -> Decoder:
+    """Our layers with the model's weights; `lower_bound` of one of its KDA modules is adopt_kda's."""
+    layers = tuple(_layer(parts, block, lower_bound) for block in parts.base.layers)
+    return Decoder(layers=layers, norm=_norm(parts.base.norm))
+
+
+def _layer(parts: Parts, block: Any, lower_bound: Callable[[Any], float | None]) -> PreNormLayer:
     mixer: nn.Module
     if block.block_type == "linear_attention":
-        mixer = adopt_kda(block.self_attn, layer=next(parts.linear), lower_bound=None)
+        mixer = adopt_kda(block.self_attn, layer=next(parts.linear), lower_bound=lower_bound(block.self_attn))
     else:
         mixer = adopt_latent(block.self_attn, layer=next(parts.attention), table=parts.table)
     return PreNormLayer(

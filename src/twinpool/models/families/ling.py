@@ -4,39 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-
-from twinpool.models.attention.latent_layer import adopt_latent
-from twinpool.models.blocks import PreNormLayer, RmsNorm
 from twinpool.models.families.base import Decoder, Parts, Source
-from twinpool.models.families.kimi import CONVOLUTIONS, FORGET_GATE, feed_forward
-from twinpool.models.kda.layer import adopt_kda
+from twinpool.models.families.kimi import CONVOLUTIONS, FORGET_GATE, decoder
 from twinpool.models.kda.sharding import delta_sharding
 
 
 def build(parts: Parts) -> Decoder:
     """Our layers with the model's weights, in its order."""
-    return Decoder(layers=tuple(_layer(parts, block) for block in parts.base.layers), norm=_norm(parts.base.norm))
+    return decoder(parts, lower_bound=_lower_bound)
 
 
-def _layer(parts: Parts, block: Any) -> PreNormLayer:
-    mixer: nn.Module
-    if block.block_type == "linear_attention":
-        forget = block.self_attn.forget_gate
-        bound = forget.lower_bound if forget.safe_gate else None
-        mixer = adopt_kda(block.self_attn, layer=next(parts.linear), lower_bound=bound)
-    else:
-        mixer = adopt_latent(block.self_attn, layer=next(parts.attention), table=parts.table)
-    return PreNormLayer(
-        norm=_norm(block.input_layernorm),
-        mixer=mixer,
-        second_norm=_norm(block.post_attention_layernorm),
-        mlp=feed_forward(block.mlp),
-    )
-
-
-def _norm(module: Any) -> RmsNorm:
-    return RmsNorm(module.weight, module.variance_epsilon)
+def _lower_bound(mixer: Any) -> float | None:
+    forget = mixer.forget_gate
+    return forget.lower_bound if forget.safe_gate else None
 
 
 _RENAMED = {

@@ -51,6 +51,13 @@ def order_note(drafts: Sequence[Draft]) -> tuple[str, ...]:
     return (f"{late} requests stand after a later one; all are ordered by time here.",)
 
 
+def single_sessions(drafts: Sequence[Draft]) -> tuple[Session, ...]:
+    """A session for each request, in order of time: for formats that do not say which requests follow one another."""
+    origin_s = earliest_s(drafts)
+    ordered = sorted(drafts, key=lambda draft: draft.order)
+    return tuple(build_session(draft.where, [draft], origin_s=origin_s) for draft in ordered)
+
+
 def build_session(
     session: str,
     drafts: Iterable[Draft],

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
 from twinpool.replay.files import Member
-from twinpool.replay.formats.assemble import Draft, build_session, earliest_s, order_note
+from twinpool.replay.formats.assemble import Draft, order_note, single_sessions
 from twinpool.replay.formats.format import Format
 from twinpool.replay.formats.records import Rejects, Unusable, length
 from twinpool.replay.trace import NO_BLOCKS, Trace
@@ -27,15 +27,13 @@ def recognises(line: bytes) -> bool:
 def read(name: str, members: Iterable[Member], rejects: Rejects) -> Trace:
     """The trace; columns besides time, input and output are not used."""
     drafts = [draft for member in members for draft in _drafts(member, rejects)]
-    origin_s = earliest_s(drafts)
-    ordered = sorted(drafts, key=lambda draft: draft.order)
     return Trace(
         name=name,
         format=FORMAT.name,
         block_size=None,
         scope="global",
         clock="trace",
-        sessions=tuple(build_session(draft.where, [draft], origin_s=origin_s) for draft in ordered),
+        sessions=single_sessions(drafts),
         rejected=tuple(rejects.items),
         notes=(_NOTE, *order_note(drafts)),
     )

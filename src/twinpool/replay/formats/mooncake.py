@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from twinpool.replay.files import Member
-from twinpool.replay.formats.assemble import Draft, build_session, earliest_s, order_note
+from twinpool.replay.formats.assemble import Draft, order_note, single_sessions
 from twinpool.replay.formats.format import Format, keys_of
 from twinpool.replay.formats.records import Rejects, Unusable, block_ids, json_lines, length, seconds
 from twinpool.replay.trace import Trace
@@ -30,15 +30,13 @@ def read(name: str, members: Iterable[Member], rejects: Rejects) -> Trace:
             drafts.append(_draft(member.name, line, record))
         except Unusable as error:
             rejects.add(f"{member.name}:{line}", error)
-    origin_s = earliest_s(drafts)
-    ordered = sorted(drafts, key=lambda draft: draft.order)
     return Trace(
         name=name,
         format=FORMAT.name,
         block_size=BLOCK_SIZE_TOKENS,
         scope="global",
         clock="trace",
-        sessions=tuple(build_session(draft.where, [draft], origin_s=origin_s) for draft in ordered),
+        sessions=single_sessions(drafts),
         rejected=tuple(rejects.items),
         notes=(_NOTE, *order_note(drafts)),
     )
