@@ -102,7 +102,7 @@ HOST_TOO_SMALL = (
     "{what}: it covers {together:d} sessions of {context_tokens:d} tokens and the device holds {device_sessions:d}, "
     "so hardly any outlives the device; raise --hicache-size{or_quota}."
 )
-DISK = "HiCache storage in {path}: {segments:d} segments of all models, {used_gb:.2f} of {limit_gb:.2f} GB."
+DISK = "HiCache storage in {path}: {segments} of all models, {used} of {limit}."
 _DIST_END = "Init torch distributed ends. elapsed={dist_s:.2f} s, mem usage={dist_gb:.2f} GB"
 _LOAD_END_QUANT = LOAD_END.replace("avail mem", "quant={quantization}, avail mem")
 _MULTIMODAL = (

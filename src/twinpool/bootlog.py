@@ -30,7 +30,7 @@ from twinpool.memory.host import HostArena
 from twinpool.memory.host_cover import balanced_context_tokens, host_cover
 from twinpool.memory.ledger import Ledger
 from twinpool.tables import table_text
-from twinpool.units import GB, format_bytes, to_gib
+from twinpool.units import GB, count, format_bytes, format_decimal_bytes, to_gib
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +221,8 @@ def host_warnings(arena: HostArena, ledger: Ledger) -> tuple[str, ...]:
 
 def disk_line(path: str, *, segments: int, used_bytes: int, limit_bytes: int) -> str:
     """What the disk tier found in its folder, and how much it may hold."""
-    return DISK.format(path=path, segments=segments, used_gb=used_bytes / GB, limit_gb=limit_bytes / GB)
+    used, limit = format_decimal_bytes(used_bytes), format_decimal_bytes(limit_bytes)
+    return DISK.format(path=path, segments=count(segments, "segment"), used=used, limit=limit)
 
 
 _WARNINGS = {"cap", "requested"}

@@ -63,6 +63,14 @@ def format_bytes(size_bytes: int | float) -> str:
     return f"{size_bytes:,.0f} B"
 
 
+def format_decimal_bytes(size_bytes: int) -> str:
+    """A size for people in the units of a disk's flag: '41.20 GB'."""
+    for unit, name in ((GB, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:.2f} {name}"
+    return f"{size_bytes} B"
+
+
 def count(number: int, noun: str) -> str:
     """'1 request', '2,048 requests'."""
     return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -108,6 +108,8 @@ class Option:
         if value == "":
             # Most often a shell variable that is not set; an empty --api-key would leave the server open.
             raise ConfigError(f"{self.name} is empty: give it a value or leave the flag out.")
+        if isinstance(value, str) and "\0" in value:
+            raise ConfigError(f"{self.name} {value!r} has a NUL character, which no name on this machine has.")
         if isinstance(value, int | float) and not isinstance(value, bool):
             self._check_range(value)
 

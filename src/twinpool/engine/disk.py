@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twinpool.config.resolve import Resolved
+from twinpool.errors import ConfigError
 from twinpool.memory.arena import Arena
 from twinpool.prefix.stored import StoredSegment
 from twinpool.request import Int32Array
@@ -149,10 +150,18 @@ def open_disk_tier(resolved: Resolved, arena: Arena, folder: Path) -> DiskTier |
         page_bytes=arena.page_bytes,
         slot_bytes=arena.slot_bytes,
     )
-    path = Path(resolved.hicache_storage_path).expanduser()
+    path = _expanded(resolved.hicache_storage_path)
     limit_bytes = int(resolved.hicache_storage_size * GB)
     store = DiskStore(path, limit_bytes=limit_bytes, fingerprint=fingerprint)
     return DiskTier(store, policy=resolved.hicache_storage_prefetch_policy)
+
+
+def _expanded(path: str) -> Path:
+    """The folder of --hicache-storage-path, which may begin with ~. Raises ConfigError for the home of nobody."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"--hicache-storage-path {path} begins with a home folder that is not there.") from error
 
 
 def model_digest(folder: Path) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from twinpool.prefix.checkpoint import decode_checkpoint, prefill_checkpoint
-from twinpool.request import Request
-from twinpool.sched.admission import has_been_fetched, try_admit
+from twinpool.sched.admission import has_been_fetched, in_memory_tokens, try_admit
 from twinpool.sched.book import Book
 from twinpool.sched.chunking import chunk_end
 from twinpool.sched.publish import pick_track
@@ -86,7 +85,7 @@ def _prefill_rows(book: Book, budget_tokens: int) -> list[tuple[Row, Sequence]]:
         budget_tokens -= row.end - row.start
     if any(sequence.is_prefilling for _, sequence in rows):
         return rows  # one request is cut at a time (reference 6.1)
-    for request in book.waiting.ordered(lambda r: _reusable_tokens(book, r)):
+    for request in book.waiting.ordered(lambda r: in_memory_tokens(book.tree, r)):
         if budget_tokens < book.shape.page_size or (most_rows is not None and len(rows) >= most_rows):
             break
         if not has_been_fetched(book, request):
@@ -102,12 +101,6 @@ def _prefill_rows(book: Book, budget_tokens: int) -> list[tuple[Row, Sequence]]:
         if admitted.is_prefilling:
             break
     return rows
-
-
-def _reusable_tokens(book: Book, request: Request) -> int:
-    """How much of a waiting request the tree would give back now (a probe: nothing moves)."""
-    key = request.key(request.n_tokens)
-    return book.tree.match(key, limit_tokens=request.n_tokens - 1, touch=False).resume_len
 
 
 def _prefill_row(book: Book, sequence: Sequence, budget_tokens: int, *, first: bool) -> Row | None:

@@ -14,7 +14,7 @@ LPM_QUEUE_LIMIT = 128
 class WaitQueue:
     """FIFO of waiting requests; retracted ones come back to the front, oldest first.
 
-    policy 'fcfs': arrival order; 'lpm': longest reusable prefix first, arrival order among equals.
+    policy 'fcfs': arrival order; 'lpm': longest resumable prefix first, on device or host, arrival order among equals.
     """
 
     def __init__(self, policy: str) -> None:

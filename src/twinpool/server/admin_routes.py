@@ -17,6 +17,7 @@ from twinpool.request import SamplingParams
 from twinpool.server.answer import collect
 from twinpool.server.bridge import State
 from twinpool.server.exporter import make_registry
+from twinpool.server.http_errors import NotEnabled
 from twinpool.server.openai_routes import service_of
 from twinpool.server.service import Ask, Service
 from twinpool.server.stats import state_pool_bytes
@@ -26,7 +27,6 @@ from twinpool.units import to_gib
 log = logging.getLogger("twinpool.server")
 
 router = APIRouter()
-metrics_router = APIRouter()
 
 
 @router.get("/health")
@@ -118,10 +118,12 @@ async def flush_cache(request: Request) -> Response:
     return PlainTextResponse("Cache flushed.\nIt works only while no request waits or runs: see ?timeout=SECONDS.\n")
 
 
-@metrics_router.get("/metrics")
+@router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """The catalogue in Prometheus' text format."""
+    """The catalogue in Prometheus' text format; 404 without --enable-metrics (reference 7.1)."""
     service = service_of(request)
+    if not service.options.enable_metrics:
+        raise NotEnabled("there are no metrics here: start the server with --enable-metrics.")
     registry: CollectorRegistry | None = getattr(request.app.state, "registry", None)
     if registry is None:
         registry = make_registry(meters=service.meters, model_name=service.model_name, refresh=service.refresh_gauges)

@@ -63,8 +63,6 @@ def build_app(service: Service) -> FastAPI:
     app.include_router(openai_routes.router)
     app.include_router(native_routes.router)
     app.include_router(admin_routes.router)
-    if service.options.enable_metrics:
-        app.include_router(admin_routes.metrics_router)
     if service.options.api_key:
         app.add_middleware(ApiKeyGate, api_key=service.options.api_key, service=service)
     return app

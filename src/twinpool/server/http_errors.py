@@ -42,6 +42,13 @@ class BodyTooLarge(RequestError):
     code = "request_too_large"
 
 
+class NotEnabled(RequestError):
+    """The route is there only with a flag that was not given."""
+
+    status = 404
+    code = "not_enabled"
+
+
 class NotReady(RequestError):
     """The engine is still starting."""
 

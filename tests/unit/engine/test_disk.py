@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from pathlib import Path
 
@@ -153,7 +154,7 @@ def test_a_boot_says_what_the_folder_has(tiny: Path, tmp_path: Path, caplog: pyt
         engine = boot(tiny, enable_hierarchical_cache=True, hicache_size=0.02, **disk)
     counts = engine.view_disk()
     engine.close()
-    assert f"HiCache storage in {tmp_path}: 1 segments of all models, 0.00 of 2.00 GB." in caplog.messages
+    assert f"HiCache storage in {tmp_path}: 1 segment of all models, 4.21 kB of 2.00 GB." in caplog.messages
     assert counts is not None
     assert (counts.path, counts.store.used_bytes) == (str(tmp_path), FILE_BYTES)
 
@@ -168,6 +169,19 @@ def test_a_folder_that_is_a_file_is_refused(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     disk = {"hicache_storage_backend": "file", "hicache_storage_path": str(tmp_path / "file")}
     with pytest.raises(ConfigError, match="needs a folder that can be made and written"):
+        boot(tiny, enable_hierarchical_cache=True, hicache_size=0.02, **disk)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("a\0b", r"--hicache-storage-path 'a\x00b' has a NUL character"),
+        ("~nobody-of-this-name/a", "--hicache-storage-path ~nobody-of-this-name/a begins with a home folder"),
+    ],
+)
+def test_a_path_that_no_folder_can_have_is_refused(tiny: Path, path: str, said: str) -> None:
+    disk = {"hicache_storage_backend": "file", "hicache_storage_path": path}
+    with pytest.raises(ConfigError, match=re.escape(said)):
         boot(tiny, enable_hierarchical_cache=True, hicache_size=0.02, **disk)
 
 

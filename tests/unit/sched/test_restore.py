@@ -71,6 +71,16 @@ def test_a_prefix_partly_on_the_device_brings_back_the_rest() -> None:
     assert loads == [(False, 4, False), (False, 0, True)]
 
 
+def test_longest_prefix_first_counts_what_the_host_has() -> None:
+    world = make_world(host=arena(), max_running=1, schedule_policy="lpm")
+    run(world, 0, tokens(12), 1)
+    leave_device(world)
+    run(world, 1, [7] * 6, 1)
+    on_device, on_host = world.request(2, [*([7] * 6), 9], 1), world.request(3, [*tokens(12), 9], 1)
+    world.run(world.request(4, [8] * 14, 1), on_device, on_host)
+    assert [plan.joined[0].rid for plan in world.executor.plans if plan.joined][2:] == [3, 2, 4]
+
+
 def test_a_state_on_the_host_above_kv_on_the_device_costs_one_slot_and_no_page() -> None:
     world = make_world(host=arena(), host_policy="write_back", n_pages=20)
     run(world, 1, tokens(12), 1)

@@ -167,7 +167,10 @@ def test_no_metrics_without_the_flag() -> None:
     fake = make_fake(options=ServeOptions())
     with TestClient(fake.app) as client:
         client.portal.call(fake.service.bridge.booted)
-        assert client.get("/metrics").status_code == 404
+        reply = client.get("/metrics")
+        assert reply.status_code == 404
+        assert reply.json()["error"]["message"] == "there are no metrics here: start the server with --enable-metrics."
+        assert reply.json()["error"]["code"] == "not_enabled"
 
 
 def test_two_servers_do_not_share_metrics() -> None:
