@@ -194,7 +194,7 @@ _COUNTERS = (
     _counter(
         "twinpool:disk_segments_total",
         "Segments of the disk tier by what happened: written, already_there, read, evicted, no_room and no_parent (not "
-        "written), dropped (too many waited), damaged, vanished, failed (the disk), leftovers (removed).",
+        "written), dropped (too many waited), paused (a write had just failed), damaged, vanished, failed (the disk), leftovers (removed).",
         "event",
     ),
     _counter("twinpool:disk_late_requests_total", "Requests that went on before all of their prefix was read."),

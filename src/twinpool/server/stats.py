@@ -15,7 +15,7 @@ from twinpool.units import to_gib
 STORAGE_BACKEND = "file"  # the one there is
 # Fields of DiskStats that count what happened to segments.
 DISK_EVENTS = (
-    "written", "already_there", "read", "evicted", "no_room", "no_parent", "damaged", "vanished", "failed", "leftovers",
+    "written", "already_there", "read", "evicted", "no_room", "no_parent", "paused", "damaged", "vanished", "failed", "leftovers",
 )  # fmt: skip
 _WINDOW_S = 1.0
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from twinpool.errors import ConfigError
 from twinpool.request import Int32Array
 from twinpool.storage import files
+from twinpool.storage.backoff import Backoff
 from twinpool.storage.format import (
     Segment,
     check_segment,
@@ -41,8 +42,8 @@ class DiskStats:
     """What is there, and what happened since the start, in segments; written_tokens: KV tokens of those written.
 
     written, read: whole and verified; already_there: a put that was not needed; evicted: by this server; no_room, no_parent: puts
-    refused; damaged: files that failed their checksum; vanished: files that somebody else removed; failed: calls that met trouble with
-    the disk; leftovers: half-written files of dead servers, removed.
+    refused; paused: puts not tried, shortly after a write that failed; damaged: files that failed their checksum; vanished: files that
+    somebody else removed; failed: calls that met trouble with the disk; leftovers: half-written files of dead servers, removed.
     """
 
     segments: int
@@ -55,6 +56,7 @@ class DiskStats:
     evicted: int = 0
     no_room: int = 0
     no_parent: int = 0
+    paused: int = 0
     damaged: int = 0
     vanished: int = 0
     failed: int = 0
@@ -77,6 +79,7 @@ class DiskStore:
         )  # of the index and the counts; never held while a file is read, written or removed
         self._index = Index()
         self._counts: Counter[str] = Counter()
+        self._backoff = Backoff()
         self._reserved_bytes = 0  # of files being written
         self._last_used_ns = 0
         self._said: set[int | None] = set()
@@ -100,16 +103,19 @@ class DiskStore:
             return self._index.longest(hashes, at_most_tokens=len(hashes) if at_most_tokens is None else at_most_tokens)
 
     def put(self, segment: Segment) -> bool:
-        """Write a segment; False: it is here already, or its parent is not, or there is no room, or the disk is in trouble."""
+        """Write a segment; False: it is here already, or its parent is not, or there is no room, or the disk is in trouble.
+
+        After a write that failed others are not tried for a while (storage/backoff.py): nothing is evicted for what will not be written.
+        """
         check_segment(segment, self.fingerprint)
         info = segment.info
-        if self._is_here(info) or not self._reserve(info):
+        if self._is_here(info) or self._is_paused() or not self._reserve(info):
             return False
         try:
             written_ns = files.write_whole(self.path, file_name(info), encode(segment, self.fingerprint))
         except OSError as error:
             self._trouble(error)
-            self._release(info)
+            self._release(info, written_ns=None)
             return False
         self._release(info, written_ns=written_ns)
         return True
@@ -192,6 +198,13 @@ class DiskStore:
             self._counts["already_there"] += here
         return here
 
+    def _is_paused(self) -> bool:
+        """Whether a write failed a short while ago; then this put is counted as not tried."""
+        with self._lock:
+            pauses = self._backoff.pauses
+            self._counts["paused"] += pauses
+        return pauses
+
     def _reserve(self, info: SegmentInfo) -> bool:
         """Make room for a segment whose parent is here, without evicting what it stands on."""
         size_bytes = file_bytes(info, self.fingerprint)
@@ -208,13 +221,16 @@ class DiskStore:
         self._remove(entry.info for entry in victims)
         return True
 
-    def _release(self, info: SegmentInfo, *, written_ns: int | None = None) -> None:
-        """End a reservation; the segment is entered if it was written."""
+    def _release(self, info: SegmentInfo, *, written_ns: int | None) -> None:
+        """End a reservation; the segment is entered if it was written, and otherwise writing pauses."""
         size_bytes = file_bytes(info, self.fingerprint)
         replaced = None
         with self._lock:
             self._reserved_bytes -= size_bytes
-            if written_ns is not None:
+            if written_ns is None:
+                self._backoff.failed()
+            else:
+                self._backoff.worked()
                 replaced = self._index.add(Entry(info, size_bytes, self._stamp(written_ns)))
                 self._counts["written"] += 1
                 self._counts["written_tokens"] += info.end - info.start

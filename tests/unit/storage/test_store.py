@@ -18,7 +18,7 @@ from tests.unit.storage.small import (
     store_at,
 )
 from twinpool.errors import ConfigError
-from twinpool.storage import files
+from twinpool.storage import backoff, files
 from twinpool.storage.format import file_name
 from twinpool.storage.store import DiskStats
 
@@ -211,6 +211,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch:
 def test_a_full_disk_is_counted_and_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
 ) -> None:
+    monkeypatch.setattr(backoff, "LONGEST_PAUSE_S", 0.0)  # so that each put is a try
     store = store_at(tmp_path)
     infos = chain_infos(store, TOKENS, [64, 100])
     store.put(segment(infos[0]))
