@@ -154,7 +154,8 @@ def test_ranks_end_with_their_parent(tmp_path: Path) -> None:
 
 def test_what_ranks_cannot_share_is_refused_before_any_starts() -> None:
     for family, options, error, words in (
-        ("zamba", {}, ModelError, "Zamba2ForCausalLM cannot be shared by several ranks yet"),
+        ("jamba", {"tp_size": 3}, ModelError, "--tp-size 3 does not divide the model's 4 query heads; use 1, 2, 4"),
+        ("falcon_mamba", {"tp_size": 6}, ModelError, "--tp-size 6 does not divide the model's 64 Mamba channels"),
         ("qwen3_5", {"tp_size": 3}, ModelError, "--tp-size 3 does not divide the model's 4 query heads; use 1, 2, 4"),
         ("qwen3_5", {"pp_size": 2}, ConfigError, "--pp-size 2 is not supported when serving"),
     ):

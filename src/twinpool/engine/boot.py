@@ -17,7 +17,7 @@ from twinpool.engine.core import Engine, EngineFacts
 from twinpool.engine.disk import DiskTier, open_disk_tier
 from twinpool.engine.executor import TorchExecutor
 from twinpool.engine.rank import allocate, forward_of, free_bytes, load_rank
-from twinpool.engine.rank_boot import RankLog, agree, check_ranks, join_ranks, start_ranks
+from twinpool.engine.rank_boot import RankLog, agree, join_ranks, start_ranks
 from twinpool.engine.ranks import Pools, Ranks
 from twinpool.engine.report import BatchLog
 from twinpool.engine.text import Tokenizer
@@ -44,9 +44,7 @@ def boot_engine(options: ServeOptions, *, poison_freed: bool = False, clock: Clo
     spec = checkpoint.read_spec(folder)
     if spec.architecture not in SOURCES:  # told before the slow part; load_model asks again
         raise ModelError(f"{spec.architecture} can be planned but not served yet; served: {', '.join(SOURCES)}.")
-    if options.tp_size > 1:
-        check_ranks(folder)
-        spec.check_tp(options.tp_size)
+    spec.check_tp(options.tp_size)
     pre_load_bytes = options.device_memory_bytes or free_bytes(ranks=options.tp_size)
     resolved = resolve(options, spec, DeviceFacts(pre_load_bytes))
     for warning in (*spec.warnings, *resolved.warnings):

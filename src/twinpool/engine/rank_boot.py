@@ -10,8 +10,7 @@ from typing import Any
 from twinpool.config.resolve import Resolved
 from twinpool.engine.rank import Loaded, left_bytes
 from twinpool.engine.ranks import Pools, Ranks, Start
-from twinpool.models.adopt import AdoptedModel, sharding_of
-from twinpool.models.config_file import read_config
+from twinpool.models.adopt import AdoptedModel
 from twinpool.models.group import Group
 from twinpool.models.shard import Share
 from twinpool.models.spec import ModelSpec
@@ -24,11 +23,6 @@ class RankLog(logging.LoggerAdapter[logging.Logger]):
         """The line with its prefix."""
         assert self.extra is not None
         return f"[TP{self.extra['rank']}] {msg}", kwargs
-
-
-def check_ranks(folder: Path) -> None:
-    """Raise ModelError for a model that ranks cannot share."""
-    sharding_of(read_config(folder))
 
 
 def start_ranks(

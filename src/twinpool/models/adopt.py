@@ -78,9 +78,8 @@ class _Sharing:
     part: Any
 
     @staticmethod
-    def of(config_json: Mapping[str, Any], whole: Any, share: Share) -> _Sharing:
+    def of(sharding: Sharding, whole: Any, share: Share) -> _Sharing:
         """Raises ModelError for a model that cannot be shared so."""
-        sharding = sharding_of(config_json)
         return _Sharing(sharding, share, whole, share_of_config(whole, sharding, share))
 
     @property
@@ -118,6 +117,8 @@ class AdoptedModel:
         if self._sharing.joint_norm:
             for mixer in (module for module in self.module.modules() if hasattr(module, "norm_over_ranks")):
                 mixer.norm_over_ranks(group.rms)
+        for mixer in (module for module in self.module.modules() if hasattr(module, "select_over_ranks")):
+            mixer.select_over_ranks(group.total)
         self._sharing = None
 
     def forward(
@@ -163,7 +164,7 @@ def load_model(
     source.check(config)
     sharing = None
     if share is not None:
-        sharing = _Sharing.of(config_json, config, share)
+        sharing = _Sharing.of(source.sharding, config, share)
         config = sharing.part
     with torch.device("meta"):
         model = getattr(modeling, source.model)(config)
@@ -190,17 +191,6 @@ def _source_of(config: Mapping[str, Any]) -> Source:
     if names[0] not in SOURCES:
         raise ModelError(f"architecture '{names[0]}' cannot be run here yet; these can: {', '.join(SOURCES)}.")
     return SOURCES[names[0]]
-
-
-def sharding_of(config_json: Mapping[str, Any]) -> Sharding:
-    """How ranks share a model of this config.json. Raises ModelError for one that they cannot share."""
-    sharding = _source_of(config_json).sharding
-    if sharding is None:
-        able = ", ".join(name for name, source in SOURCES.items() if source.sharding is not None)
-        raise ModelError(
-            f"{config_json['architectures'][0]} cannot be shared by several ranks yet: leave --tp-size at 1; these can: {able}."
-        )
-    return sharding
 
 
 def _text_config(config_class: Any, config_json: Mapping[str, Any], folder: Path) -> Any:

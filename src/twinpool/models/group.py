@@ -19,6 +19,8 @@ _LOCAL = "127.0.0.1"
 
 # Group.rms: (x, eps) -> root mean square of a token.
 Rms = Callable[[torch.Tensor, float], torch.Tensor]
+# Group.total: what this rank adds, [T, features] -> the sum of all ranks'.
+Total = Callable[[torch.Tensor], torch.Tensor]
 # A module's forward: (x, ..., residual) -> residual, to which it has added in place.
 Adds = Callable[..., torch.Tensor]
 

@@ -46,6 +46,11 @@ SHARED: dict[str, dict[str, Any]] = {
     "lfm2_moe": {},
     "falcon": FOUR_GROUPS,
     "falcon_plain": FOUR_GROUPS,
+    "zamba": {"mamba_ngroups": 4},
+    "zamba_rope": {"mamba_ngroups": 4},
+    "jamba": {},
+    "falcon_mamba": {},
+    "mamba": {},
 }
 
 
@@ -153,10 +158,28 @@ def test_a_norm_over_all_ranks(family: str, dtype: str, cache_dir: Path) -> None
     torch.testing.assert_close(shares[0], whole, rtol=rounding, atol=rounding * float(whole.abs().max()))
 
 
-def test_a_norm_over_all_ranks_without_kernels(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sums_inside_a_layer(dtype: str, cache_dir: Path) -> None:
+    """dt, B and C of Mamba1; what Zamba's shared block gives to its MLP and to the layer, and the norm over all ranks behind it."""
+    tokens = np.random.default_rng(2).integers(0, 256, 40).tolist()
+    rounding = {"float32": 2e-4, "bfloat16": 0.1}[dtype]
+    for name, changes in (("zamba_rope", {"mamba_ngroups": 1, "add_bias_linear": True}), ("jamba", {}), ("mamba", {})):
+        folder = tiny_checkpoint(name, cache_dir, **changes)
+        whole, shares = logits_of(folder, tokens, dtype=dtype), logits_of_all(folder, tokens, 4, dtype=dtype)
+        assert all(torch.equal(shares[0], other) for other in shares), name
+        torch.testing.assert_close(shares[0], whole, rtol=rounding, atol=rounding * float(whole.abs().max()))
+
+
+def test_sums_over_all_ranks_without_kernels(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models_native, "native", None)
-    for family in ("granite", "falcon"):
-        folder, tokens = tiny_checkpoint(family, cache_dir, mamba_n_groups=1), list(range(20))
+    one_group = {"mamba_n_groups": 1}
+    for family, changes in (
+        ("granite", one_group),
+        ("falcon", one_group),
+        ("jamba", {}),
+        ("zamba", {"mamba_ngroups": 1}),
+    ):
+        folder, tokens = tiny_checkpoint(family, cache_dir, **changes), list(range(20))
         whole, shares = logits_of(folder, tokens), logits_of_all(folder, tokens, 2)
         assert torch.equal(*shares)
         torch.testing.assert_close(shares[0], whole, rtol=2e-4, atol=2e-4)
@@ -215,11 +238,3 @@ def test_weights_of_a_share_are_about_half(cache_dir: Path) -> None:
     folder = tiny_checkpoint("qwen3_5", cache_dir, intermediate_size=1024)
     whole, part = (load_model(folder, dtype="float32", share=share).weight_bytes for share in (None, Share(0, 2)))
     assert 0.5 < part / whole < 0.6
-
-
-def test_a_family_that_ranks_cannot_share_is_named(cache_dir: Path) -> None:
-    folder = tiny_checkpoint("zamba", cache_dir)
-    with pytest.raises(
-        ModelError, match=r"Zamba2ForCausalLM cannot be shared by several ranks yet: leave --tp-size at 1"
-    ):
-        load_model(folder, dtype="float32", share=Share(0, 2))

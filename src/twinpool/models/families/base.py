@@ -80,7 +80,7 @@ class Source:
     replacement, applied in order; joined: end of a name -> ends of the names (after renaming) of the tensors that make it, one after
     another.
     check: raises ModelError for a config that our layers do not do; activation: the only hidden_act they do. sharding: how ranks
-    share it, None if they cannot. rotary: where the model below its head keeps its rotary module (which may be None or missing),
+    share it. rotary: where the model below its head keeps its rotary module (which may be None or missing),
     None for models that have no such place.
     """
 
@@ -88,10 +88,10 @@ class Source:
     config: str
     model: str
     build: Callable[[Parts], Decoder]
+    sharding: Sharding
     ignored: tuple[str, ...] = ("mtp.",)
     renamed: Mapping[str, str] = field(default_factory=dict)
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     check: Callable[[Any], None] = lambda config: None
     activation: str = "silu"
-    sharding: Sharding | None = None
     rotary: str | None = "rotary_emb"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,11 +11,17 @@ from torch import nn
 from twinpool.models.blocks import RmsNorm
 from twinpool.models.bound import Step
 from twinpool.models.families.base import Decoder, Parts, Source
+from twinpool.models.group import Adds
 from twinpool.models.mamba1.layer import Mamba1Mixer, SelectionNorms, adopt_mamba1
+from twinpool.models.mamba1.sharding import mamba1_cuts
+from twinpool.models.shard import Sharding
 
 
 class Widened(nn.Module):
     """The layer before the first: hidden state in float32 from here on, where the config keeps residuals so."""
+
+    def over_ranks(self, summed: Callable[[Adds], Adds]) -> None:
+        """Every rank has the whole of it."""
 
     def forward(self, hidden: torch.Tensor, step: Step) -> torch.Tensor:
         """float32 [T, hidden_size] of hidden [T, hidden_size]."""
@@ -28,11 +35,16 @@ class MambaLayer(nn.Module):
     def __init__(self, norm: RmsNorm, mixer: Mamba1Mixer, dtype: torch.dtype) -> None:
         super().__init__()
         self.norm, self.mixer, self.dtype = norm, mixer, dtype
+        self._mixer = mixer.forward
+
+    def over_ranks(self, summed: Callable[[Adds], Adds]) -> None:
+        """As PreNormLayer's."""
+        self._mixer = summed(self._mixer)
 
     def forward(self, hidden: torch.Tensor, step: Step) -> torch.Tensor:
         """hidden [T, hidden_size], changed in place and returned."""
         narrow = hidden.to(self.dtype)
-        return hidden.add_(self.mixer.forward(self.norm.forward(narrow), step, torch.zeros_like(narrow)))
+        return hidden.add_(self._mixer(self.norm.forward(narrow), step, torch.zeros_like(narrow)))
 
 
 class LastNorm(RmsNorm):
@@ -73,9 +85,19 @@ def _norms(mixer: Any) -> SelectionNorms | None:
     return SelectionNorms(step, state, state)
 
 
+SHARDING = Sharding(
+    divided=("intermediate_size",),
+    shared=(),
+    cuts=mamba1_cuts(r"\.mixer", channels=lambda config: config.intermediate_size),
+)
 SOURCES = {
     "FalconMambaForCausalLM": Source(
-        module="falcon_mamba", config="FalconMambaConfig", model="FalconMambaForCausalLM", build=build, rotary=None
+        module="falcon_mamba",
+        config="FalconMambaConfig",
+        model="FalconMambaForCausalLM",
+        build=build,
+        rotary=None,
+        sharding=SHARDING,
     ),
     "MambaForCausalLM": Source(
         module="mamba",
@@ -85,5 +107,6 @@ SOURCES = {
         # As transformers itself does: the first checkpoints have it so.
         renamed={r"\.embedding\.": ".embeddings."},
         rotary=None,
+        sharding=SHARDING,
     ),
 }

@@ -11,6 +11,8 @@ from twinpool.models.attention.layer import adopt_attention
 from twinpool.models.blocks import Linear, Mlp, Moe, PreNormLayer, RmsNorm, Router, make_experts
 from twinpool.models.families.base import Decoder, Parts, Source
 from twinpool.models.mamba1.layer import SelectionNorms, adopt_mamba1
+from twinpool.models.mamba1.sharding import mamba1_cuts
+from twinpool.models.shard import ATTENTION, COLUMNS, ROWS, Sharding, cut
 
 
 def check(config: Any) -> None:
@@ -55,8 +57,27 @@ def _norm(module: Any) -> RmsNorm:
     return RmsNorm(module.weight, module.variance_epsilon)
 
 
+SHARDING = Sharding(
+    divided=("num_attention_heads", "intermediate_size"),
+    head_dim=lambda config: config.hidden_size // config.num_attention_heads,
+    cuts={
+        **ATTENTION,
+        **mamba1_cuts(r"\.mamba", channels=lambda config: config.mamba_expand * config.hidden_size),
+        r"\.(gate|up)_proj\.weight": ROWS,
+        r"\.experts\.gate_up_proj": cut(1, lambda config: ((config.intermediate_size, 1),) * 2),
+        r"\.(down_proj\.weight|experts\.down_proj)": COLUMNS,
+    },
+    # Channels are a multiple of the hidden size.
+    narrowed=r"\.mamba\.(\w+_proj\..*|conv1d\..*|A_log|D)",
+)
 SOURCES = {
     "JambaForCausalLM": Source(
-        module="jamba", config="JambaConfig", model="JambaForCausalLM", build=build, check=check, rotary=None
+        module="jamba",
+        config="JambaConfig",
+        model="JambaForCausalLM",
+        build=build,
+        check=check,
+        rotary=None,
+        sharding=SHARDING,
     ),
 }

@@ -5,7 +5,7 @@ The shared blocks see the hidden state and the embedding side by side, so that i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -18,12 +18,18 @@ from twinpool.models.attention.ops import AttentionKernel, AttentionShape, atten
 from twinpool.models.blocks import Linear, RmsNorm, adopt_linear, adopt_linears
 from twinpool.models.bound import Step
 from twinpool.models.families.base import Decoder, Parts, Source
+from twinpool.models.group import Adds
 from twinpool.models.mamba2.layer import Mamba2Mixer, adopt_mamba2
+from twinpool.models.mamba2.sharding import Mamba2Keys, mamba2_cuts, narrow_inner
 from twinpool.models.rows import by_token
+from twinpool.models.shard import ATTENTION, COLUMNS, ROWS, Sharding, cut, kv_rows, on_first
 
 
 class Doubled(nn.Module):
     """The layer before the first: [T, hidden_size] to hidden state and embedding, alike at first, [T, 2 hidden_size]."""
+
+    def over_ranks(self, summed: Callable[[Adds], Adds]) -> None:
+        """Every rank has the whole of it."""
 
     def forward(self, hidden: torch.Tensor, step: Step) -> torch.Tensor:
         """[T, 2 hidden_size] of hidden [T, hidden_size]."""
@@ -75,6 +81,12 @@ class SharedBlock(nn.Module):
         )
         dtype = attention.q_proj.weight.dtype
         self.kernel = AttentionKernel(shape, query_scale=None, key_scale=None, table=table, dtype=dtype)
+        self._attended: Callable[[torch.Tensor], torch.Tensor] = self.o_proj.forward
+        self._transformed: Callable[[torch.Tensor], torch.Tensor] = self.down.forward
+
+    def over_ranks(self, summed: Callable[[Adds], Adds]) -> None:
+        """Sum what attention and MLP give over the ranks; every layer that uses the block may ask for it."""
+        self._attended, self._transformed = (_added_to_nothing(summed, part) for part in (self.o_proj, self.down))
 
     def attend(self, hidden: torch.Tensor, step: Step, layer: int, adapter: Adapter | None) -> torch.Tensor:
         """[T, hidden_size]: attention over the cache of attention layer `layer`; hidden [T, 2 hidden_size]."""
@@ -82,7 +94,7 @@ class SharedBlock(nn.Module):
         proj = self.qkv.forward(x)
         if adapter is not None:
             adapter.add_to(proj, x)
-        return self.o_proj.forward(attend(self.kernel, step, layer, proj))
+        return self._attended(attend(self.kernel, step, layer, proj))
 
     def transform(self, x: torch.Tensor, adapter: Adapter) -> torch.Tensor:
         """[T, hidden_size]: the MLP of the normed x [T, hidden_size]."""
@@ -90,7 +102,7 @@ class SharedBlock(nn.Module):
         opened = self.gate_up.forward(x)
         adapter.add_to(opened, x)
         gate, up = opened.chunk(2, -1)
-        return self.down.forward(by_token(F.gelu, gate) * up)
+        return self._transformed(by_token(F.gelu, gate) * up)
 
 
 class ZambaLayer(nn.Module):
@@ -99,6 +111,11 @@ class ZambaLayer(nn.Module):
     def __init__(self, norm: RmsNorm, mamba: Mamba2Mixer) -> None:
         super().__init__()
         self.norm, self.mamba = norm, mamba
+        self._mamba = mamba.forward
+
+    def over_ranks(self, summed: Callable[[Adds], Adds]) -> None:
+        """As PreNormLayer's."""
+        self._mamba = summed(self._mamba)
 
     def forward(self, hidden: torch.Tensor, step: Step) -> torch.Tensor:
         """hidden [T, 2 hidden_size], its left half changed in place; returned."""
@@ -107,7 +124,7 @@ class ZambaLayer(nn.Module):
 
     def _mix(self, seen: torch.Tensor, hidden: torch.Tensor, step: Step) -> None:
         width = len(self.norm.scale)
-        self.mamba.forward(self.norm.forward(seen[:, :width]), step, hidden[:, :width])
+        self._mamba(self.norm.forward(seen[:, :width]), step, hidden[:, :width])
 
 
 class HybridLayer(ZambaLayer):
@@ -127,6 +144,11 @@ class HybridLayer(ZambaLayer):
         super().__init__(norm, mamba)
         self.shared, self.linear, self.layer = shared, linear, layer
         self.attention_adapter, self.mlp_adapter = attention_adapter, mlp_adapter
+
+    def over_ranks(self, summed: Callable[[Adds], Adds]) -> None:
+        """As PreNormLayer's, of the shared block too."""
+        super().over_ranks(summed)
+        self.shared.over_ranks(summed)
 
     def forward(self, hidden: torch.Tensor, step: Step) -> torch.Tensor:
         """hidden [T, 2 hidden_size], its left half changed in place; returned."""
@@ -192,6 +214,37 @@ def _norm(module: Any) -> RmsNorm:
     return RmsNorm(module.weight, module.variance_epsilon)
 
 
+def _added_to_nothing(summed: Callable[[Adds], Adds], linear: Linear) -> Callable[[torch.Tensor], torch.Tensor]:
+    forward = summed(linear.forward)
+    return lambda x: forward(x, x.new_zeros(len(x), linear.n))
+
+
+def _gate_up(config: Any) -> tuple[tuple[int, int], ...]:
+    return ((config.intermediate_size, 1),) * 2
+
+
+_MAMBA2 = Mamba2Keys(
+    heads="n_mamba_heads", head_dim="mamba_headdim", groups="mamba_ngroups", state_size="mamba_d_state"
+)
+SHARDING = Sharding(
+    divided=("num_attention_heads", "n_mamba_heads", "intermediate_size"),
+    shared=("num_key_value_heads", "mamba_ngroups"),
+    cuts={
+        **ATTENTION,
+        **mamba2_cuts(r"\.mamba", _MAMBA2),
+        # The narrow matrix of an adapter is on every rank, the other one is as what it is added to.
+        r"\.linear_q_adapter_list\.\d+\.1\.weight": ROWS,
+        r"\.linear_[kv]_adapter_list\.\d+\.1\.weight": cut(0, kv_rows),
+        r"\.gate_up_proj(\.weight|\.bias|_adapter_list\.\d+\.1\.weight)": cut(0, _gate_up),
+        r"\.down_proj\.weight": COLUMNS,
+        r"\.down_proj\.bias": on_first,
+    },
+    check=_MAMBA2.check,
+    joint_norm=_MAMBA2.joint_norm,
+    adjust=narrow_inner,
+    # Adapters are as wide as all heads are by the hidden size.
+    narrowed=r"\.linear_[qkv]_adapter_list\.\d+\.1\.weight",
+)
 SOURCES = {
     "Zamba2ForCausalLM": Source(
         module="zamba2",
@@ -200,5 +253,6 @@ SOURCES = {
         build=build,
         check=check,
         activation="gelu",
+        sharding=SHARDING,
     ),
 }

@@ -10,6 +10,7 @@ from torch import nn
 
 from twinpool.models.blocks import Linear, RmsNorm, adopt_linear
 from twinpool.models.bound import Step
+from twinpool.models.group import Total
 from twinpool.models.mamba1.ops import Mamba1Kernel, convolve, scan
 
 
@@ -44,17 +45,28 @@ class Mamba1Mixer(nn.Module):
         self.norms = norms
         self.kernel = kernel
         self.layer = layer
+        self._total: Total | None = None
+
+    def select_over_ranks(self, total: Total) -> None:
+        """dt, B and C are sums over the channels of all ranks."""
+        self._total = total
 
     def forward(self, x: torch.Tensor, step: Step, hidden: torch.Tensor) -> torch.Tensor:
         """x (normed), hidden: [T, hidden_size] of the model's dtype; returns hidden, changed in place."""
         mixed, gate = self.in_proj.forward(x).split(self.kernel.channels, -1)
         mixed = convolve(self.kernel, step, self.layer, mixed)
         size = self.kernel.state_size
-        dt, b, c = self.x_proj.forward(mixed).split([self.dt_proj.k, size, size], -1)
+        dt, b, c = self._select(mixed).split([self.dt_proj.k, size, size], -1)
         if self.norms is not None:
             dt, b, c = self.norms.dt.forward(dt), self.norms.b.forward(b), self.norms.c.forward(c)
         out = scan(self.kernel, step, self.layer, (mixed, self.dt_proj.forward(dt), b, c), gate)
         return self.out_proj.forward(out, hidden)
+
+    def _select(self, mixed: torch.Tensor) -> torch.Tensor:
+        """[T, dt | B | C] of the model's dtype, rounded once; mixed [T, channels], this rank's."""
+        if self._total is None:
+            return self.x_proj.forward(mixed)
+        return self._total(self.x_proj.forward(mixed, wide=True)).to(mixed.dtype)
 
 
 def adopt_mamba1(module: Any, *, layer: int, norms: SelectionNorms | None) -> Mamba1Mixer:
