@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import socket
 import subprocess
 import sys
-import time
+import threading
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 
-import httpx
+import openai
 import psutil
 import pytest
 
-from tests.agreement.live import command, free_port, live_server
+from tests.agreement.live import command, live_server
 from tests.agreement.llm_runs import Said, checkpoint, conversation, greedy, prompt, say, say_alone, tiny_llm
 from twinpool import LLM, SamplingParams
+from twinpool.engine import ranks
+from twinpool.engine.follower import follow
 from twinpool.errors import ConfigError, ModelError, RankLost
 
 STRATEGIES = {
@@ -24,13 +28,28 @@ STRATEGIES = {
     "no_buffer": {"mamba_radix_cache_strategy": "no_buffer", "disable_overlap_schedule": True},
     "off": {"disable_radix_cache": True},
 }
-# Every family that ranks share with another strategy, and what its config says beside.
+# Every family with one of its strategies, and what its config lacks for two ranks. Per commit one for each kind of mixer runs
+# (tests/conftest.py).
 CASES = [
     ("qwen3_5", "extra_buffer", {}),
     ("qwen3_5_moe", "lazy", {}),
     ("qwen3_next", "off", {}),
     ("nemotron", "no_buffer", {}),
+    ("nemotron_latent", "lazy", {}),
+    ("granite", "lazy", {}),
     ("granite_moe", "extra_buffer", {"mamba_n_groups": 1}),
+    ("lfm2", "off", {}),
+    ("lfm2_moe", "no_buffer", {}),
+    ("kimi", "extra_buffer", {"linear_num_heads": 4}),
+    ("ling", "lazy", {}),
+    ("falcon", "no_buffer", {}),
+    ("bamba", "no_buffer", {}),
+    ("olmo", "off", {}),
+    ("jamba", "no_buffer", {}),
+    ("falcon_mamba", "no_buffer", {}),
+    ("mamba", "off", {}),
+    ("zamba", "no_buffer", {}),
+    ("zamba_rope", "off", {"mamba_ngroups": 1}),
 ]
 TURN = greedy(12)
 
@@ -45,7 +64,45 @@ def followers() -> list[psutil.Process]:
     return [child for child in children if "twinpool.engine.follower" in " ".join(child.cmdline())]
 
 
+class ThreadRank:
+    """A rank as Ranks has it, in a thread of this process: all of it but the seconds that a process needs to import torch."""
+
+    def __init__(self, rank: int) -> None:
+        ours, theirs = socket.socketpair()
+        self.rank, self.connection = rank, Connection(ours.detach())
+        self.process = SimpleNamespace(kill=lambda: None, poll=lambda: None)
+        self.thread = threading.Thread(target=self._run, args=(Connection(theirs.detach()),))
+        self.thread.start()
+
+    def _run(self, connection: Connection) -> None:
+        try:
+            follow(connection)
+        except EOFError:
+            return
+        except Exception as error:
+            connection.send(ranks.Failed(repr(error)))
+            raise
+
+    def end(self, *, patience_s: float) -> None:
+        self.thread.join(patience_s)
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ranks are threads."""
+    made: list[ThreadRank] = []
+
+    def make(rank: int) -> ThreadRank:
+        made.append(ThreadRank(rank))
+        return made[-1]
+
+    monkeypatch.setattr(ranks, "_Peer", make)
+    yield
+    assert not any(rank.thread.is_alive() for rank in made)
+
+
 @pytest.mark.parametrize(("family", "strategy", "changes"), CASES)
+@pytest.mark.usefixtures("threads")
 def test_tokens_of_one_rank(family: str, strategy: str, changes: dict[str, object]) -> None:
     folder, prompts = checkpoint(family, **changes), conversation(10)
     first = tokens(say_alone(folder, prompts, TURN))
@@ -64,62 +121,19 @@ def test_tokens_of_one_rank(family: str, strategy: str, changes: dict[str, objec
         snapshot = llm.engine.snapshot()
         assert snapshot.totals.retracted_requests > 0
         assert (snapshot.evicted_tokens_total > 0) == (strategy != "off")
-    assert not followers()
 
 
-def test_host_tier_of_every_rank() -> None:
+def test_host_tier_of_every_rank_and_a_rank_killed_while_it_works() -> None:
     folder, prompts = checkpoint("qwen3_5"), [prompt(i, 100) for i in range(6)]
     expected = tokens(say_alone(folder, prompts, TURN))
     host = {"enable_hierarchical_cache": True, "hicache_size": 0.01, "max_total_tokens": 300}
-    with tiny_llm(folder, tp_size=2, mamba_track_interval=64, **host) as llm:
+    with LLM(str(folder), tp_size=2, device_memory="64MiB", mamba_track_interval=64, **host) as llm:
+        (follower,) = followers()
+        assert not llm.engine._ranks.meeting.parent.exists()
         for _ in range(2):
             assert [tokens(say(llm, [p], TURN))[0] for p in prompts] == expected
         assert llm.engine.snapshot().host.loaded_bytes > 0
-
-
-def test_the_demo_model_in_a_script(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from twinpool import LLM, SamplingParams\n"
-        "def say(**options):\n"
-        "    with LLM(device_memory='1GiB', **options) as llm:\n"
-        "        return llm.generate(['Once upon a time'], SamplingParams(temperature=0, max_tokens=16))[0].token_ids\n"
-        "if __name__ == '__main__':\n"
-        "    one, two = say(), say(tp_size=2)\n"
-        "    assert len(one) == 16 and one == two, (one, two)\n"
-    )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (0, "", 2), done.stderr
-
-
-def test_pools_of_both_ranks_and_a_killed_rank(tmp_path: Path) -> None:
-    with live_server(tmp_path, "--tp-size", "2") as live:
-        answer = live.client().completions.create(model="demo", prompt="Hello", max_tokens=4, temperature=0)
-        assert answer.usage is not None
-        assert answer.usage.completion_tokens == 4
-        plan = subprocess.run(
-            [*command()[:-1], "plan", "--boot-log", str(live.log)], capture_output=True, text=True, check=False
-        )
-        log = live.log.read_text()
-        for rank in (0, 1):
-            for pool in ("Mamba Cache is allocated.", "KV Cache is allocated."):
-                assert f"[TP{rank}] {pool}" in log
-        assert "TP0" in plan.stdout, plan.stderr
-        assert "TP1" in plan.stdout
-        (follower,) = psutil.Process(live.process.pid).children()
-        follower.kill()
-        assert live.process.wait(timeout=20) == 1
-        last = live.log.read_text().splitlines()[-1]
-    assert last == (
-        "twinpool: error: the process of rank 1 has ended (signal 9), and no rank can go on without the others: start again."
-    )
-
-
-def test_a_rank_killed_while_it_works_ends_the_answers() -> None:
-    with LLM(str(checkpoint("qwen3_5")), tp_size=2, device_memory="64MiB") as llm:
-        (follower,) = followers()
-        assert not llm.engine._ranks.meeting.parent.exists()
-        llm.engine.add(prompt(0, 20), greedy(900))
+        llm.engine.add(prompt(0, 20), greedy(200))
         for _ in range(5):
             llm.engine.step()
         follower.kill()
@@ -134,22 +148,51 @@ def _work(llm: LLM) -> None:
         llm.engine.step()
 
 
-def test_ranks_end_with_their_parent(tmp_path: Path) -> None:
-    port = free_port()
-    process = subprocess.Popen(command("--tp-size", "2", "--port", str(port), "--device-memory", "1GiB"))
-    try:
-        deadline_s = time.monotonic() + 60
-        while time.monotonic() < deadline_s:
-            try:
-                if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
-                    break
-            except httpx.TransportError:
-                time.sleep(0.1)
-        (follower,) = psutil.Process(process.pid).children()
-    finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-    follower.wait(timeout=10)
+def test_the_demo_model_in_a_script(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from twinpool import LLM, SamplingParams\n"
+        "def say(**options):\n"
+        "    with LLM(device_memory='1GiB', **options) as llm:\n"
+        "        said = llm.generate(['Once upon a time'], SamplingParams(temperature=0, max_tokens=16))[0].token_ids\n"
+        "    if options:\n"
+        "        assert llm.engine._ranks._peers[0].process.returncode == 0\n"
+        "    return said\n"
+        "if __name__ == '__main__':\n"
+        "    one, two = say(), say(tp_size=2)\n"
+        "    assert len(one) == 16 and one == two, (one, two)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (0, "", 2), done.stderr
+
+
+def test_pools_of_both_ranks_and_a_killed_rank(tmp_path: Path) -> None:
+    with live_server(tmp_path, "--tp-size", "2") as live:
+        client = live.client()
+        answer = client.completions.create(model="demo", prompt="Hello", max_tokens=4, temperature=0)
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 4
+        plan = subprocess.run(
+            [*command()[:-1], "plan", "--boot-log", str(live.log)], capture_output=True, text=True, check=False
+        )
+        log = live.log.read_text()
+        for rank in (0, 1):
+            for pool in ("Mamba Cache is allocated.", "KV Cache is allocated."):
+                assert f"[TP{rank}] {pool}" in log
+        assert "TP0" in plan.stdout, plan.stderr
+        assert "TP1" in plan.stdout
+        (follower,) = psutil.Process(live.process.pid).children()
+        endless = {"ignore_eos": True}
+        stream = client.completions.create(model="demo", prompt="Hello", max_tokens=1500, stream=True, extra_body=endless)
+        next(stream)
+        follower.kill()
+        with pytest.raises(openai.APIError, match="rank 1 has ended"):
+            list(stream)
+        assert live.process.wait(timeout=20) == 1
+        last = live.log.read_text().splitlines()[-1]
+    assert last == (
+        "twinpool: error: the process of rank 1 has ended (signal 9), and no rank can go on without the others: start again."
+    )
 
 
 def test_what_ranks_cannot_share_is_refused_before_any_starts() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.tiny_models import tiny_checkpoint
@@ -100,3 +104,20 @@ def test_ranks_end_when_asked(ranks: Ranks, folder: Path) -> None:
     ranks.close()
     assert ranks._peers[0].process.returncode == 0
     ranks.check()
+
+
+def test_ranks_end_with_rank_0(tmp_path: Path) -> None:
+    script = (
+        "import time\n"
+        "from twinpool.engine.ranks import Ranks\n"
+        "print(*(peer.process.pid for peer in Ranks(3)._peers), flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}
+    ) as first:
+        assert first.stdout is not None
+        others = [psutil.Process(int(pid)) for pid in first.stdout.readline().split()]
+        first.kill()
+    for other in others:
+        other.wait(timeout=30)
