@@ -183,7 +183,9 @@ def test_pools_of_both_ranks_and_a_killed_rank(tmp_path: Path) -> None:
         assert "TP1" in plan.stdout
         (follower,) = psutil.Process(live.process.pid).children()
         endless = {"ignore_eos": True}
-        stream = client.completions.create(model="demo", prompt="Hello", max_tokens=1500, stream=True, extra_body=endless)
+        stream = client.completions.create(
+            model="demo", prompt="Hello", max_tokens=1500, stream=True, extra_body=endless
+        )
         next(stream)
         follower.kill()
         with pytest.raises(openai.APIError, match="rank 1 has ended"):
