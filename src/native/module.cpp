@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "attention.h"
+#include "copy.h"
 #include "elementwise.h"
 #include "gdn.h"
 #include "linear.h"
@@ -217,6 +218,14 @@ PYBIND11_MODULE(_native, m) {
     bind_mixers(m);
     bind_state_space(m);
     bind_moe(m);
+    m.def("copy_rows", [](Address dst, int64_t dst_stride_bytes, const Int32s& dst_ids, Address src, int64_t src_stride_bytes,
+                          const Int32s& src_ids, int64_t n_bytes) {
+        if (dst_ids.size() != src_ids.size()) throw py::value_error("as many rows to copy to as to copy from");
+        RowsOf to{at<char>(dst), dst_stride_bytes, dst_ids.data()}, from{at<char>(src), src_stride_bytes, src_ids.data()};
+        int64_t n = dst_ids.size();
+        py::gil_scoped_release release;
+        copy_rows(to, from, n, n_bytes);
+    });
     m.def("rms_norm", [](Address x, int64_t ldx, Address y, int64_t ldy, int rows, int dim, Address scale, float eps, int dtype) {
         py::gil_scoped_release release;
         rms_norm(at(x), ldx, at(y), ldy, rows, dim, at<float>(scale), eps, dtype_of(dtype));

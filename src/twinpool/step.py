@@ -1,6 +1,7 @@
 """One engine step as values: the scheduler returns a StepPlan, an Executor obeys it and returns a StepResult.
 
-Order inside a step: `orders` one after another, then one packed forward over `rows`, then sampling for rows with `sample`.
+Order inside a step: `orders` one after another, then one packed forward over `rows`, then sampling for rows with `sample`. Loads from
+the host may run beside the forward as long as no layer sees the difference.
 """
 
 from __future__ import annotations

@@ -17,13 +17,13 @@ from twinpool.replay.trace import Trace
 from twinpool.step import HostCopy, StepPlan
 
 POLICIES = ["write_through", "write_through_selective", "write_back"]
-LINK = HostLink(bytes_per_s=37.0, page_bytes=20, slot_bytes=30, n_layers=3, one_way=False, beside=True)
+LINK = HostLink(bytes_per_s=37.0, page_bytes=20, slot_bytes=30, n_layers=3, one_way=False, saves_beside=True)
 COSTS = {
     "count": None,
     "even": dataclasses.replace(one_second_steps(), host=LINK),
     "uneven": dataclasses.replace(uneven_steps(), host=LINK),
     "one way": dataclasses.replace(uneven_steps(), host=dataclasses.replace(LINK, one_way=True)),
-    "before": dataclasses.replace(uneven_steps(), host=dataclasses.replace(LINK, beside=False)),
+    "before": dataclasses.replace(uneven_steps(), host=dataclasses.replace(LINK, saves_beside=False)),
 }
 
 

@@ -12,7 +12,7 @@ from twinpool.engine.inputs import LastTokens, pack
 from twinpool.engine.tensors import Memory
 from twinpool.memory.arena import Arena
 from twinpool.models.adopt import AdoptedModel, load_model
-from twinpool.step import Row, StepPlan
+from twinpool.step import Row, SlotOrder, StepPlan
 
 CONTEXT = 256
 
@@ -44,7 +44,7 @@ class Bench:
         """All memory is NaN but the slots' zeros: what is read before it is written is seen."""
         self.memory.poison(pages=range(self.memory.arena.n_pages + 1), slots=range(self.memory.arena.n_slots + 1))
         for slot in range(1, self.memory.arena.n_slots + 1):
-            self.memory.zero_slot(slot)
+            self.memory.tiers.move(SlotOrder(dst=slot), self.memory.tiers.whole)
 
     def row(
         self,
@@ -70,7 +70,7 @@ class Bench:
 
     def logits(self, tokens: list[int], cuts: list[int], *, sequence: int = 0) -> torch.Tensor:
         """Logits after each cut of a sequence run in pieces, float32 [cuts, vocab]."""
-        self.memory.zero_slot(sequence + 1)
+        self.memory.tiers.move(SlotOrder(dst=sequence + 1), self.memory.tiers.whole)
         pieces, start = [], 0
         for cut in cuts:
             pieces.append(self.run(self.row(sequence, tokens[start:cut], start)))

@@ -20,6 +20,7 @@ from twinpool.engine.rank import allocate, forward_of, free_bytes, load_rank
 from twinpool.engine.rank_boot import RankLog, agree, join_ranks, start_ranks
 from twinpool.engine.ranks import Pools, Ranks
 from twinpool.engine.report import BatchLog
+from twinpool.engine.restore import layer_parts
 from twinpool.engine.text import Tokenizer
 from twinpool.errors import ConfigError, ModelError
 from twinpool.memory.budget import plan_memory
@@ -113,6 +114,7 @@ def _build(parts: _Parts, pre_load_bytes: int, ranks: Ranks | None) -> Engine:
         torch_threads=1 if use_native(memory.buffer.device) else threads,
         store=disk.put if disk is not None else None,
         ranks=ranks,
+        parts=layer_parts(spec, memory),
     )
     scheduler = build_scheduler(resolved, ledger, clock=clock, host=tier, storage=disk, tell_freed=parts.poison_freed)
     engine = Engine(

@@ -5,7 +5,7 @@ itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol
@@ -15,6 +15,7 @@ import torch
 
 from twinpool.engine.inputs import LastTokens, pack
 from twinpool.engine.ranks import Ranks, Told
+from twinpool.engine.restore import LayerPart, Restore, Waiting
 from twinpool.engine.sampler import RowState, Sampled, sample_row
 from twinpool.engine.tensors import Memory
 from twinpool.models.step_batch import PackedStep
@@ -38,7 +39,8 @@ Store = Callable[[StoreCopy, memoryview, memoryview], None]
 
 class TorchExecutor:
     """step.Executor over a model and its memory. `submit` belongs to one thread, the engine's. store: takes what a StoreCopy
-    names, in bytes (pages one after another, state). ranks: the others of this model, which are told every step.
+    names, in bytes (pages one after another, state). ranks: the others of this model, which are told every step. parts: the layers,
+    in model order, which then need not wait for each other's copies from the host.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class TorchExecutor:
         torch_threads: int = 1,
         store: Store | None = None,
         ranks: Ranks | None = None,
+        parts: Sequence[LayerPart] = (),
     ) -> None:
         self._forward = forward
+        self._parts = parts
         self._memory = memory
         self._states: dict[int, RowState] = {}
         self._last = LastTokens()
@@ -80,10 +84,9 @@ class TorchExecutor:
             return
         for rid in told.plan.left:
             self._last.forget(rid)
-        self._obey_all(told.orders)
-        step = pack(told.plan, self._last)
-        with torch.inference_mode():
-            self._forward(replace(step, sample_at=step.sample_at[:0]))
+        restore = self._obey_all(told.orders, forward_follows=True)
+        step = pack(told.plan, self._last, restore)
+        self._run_forward(replace(step, sample_at=step.sample_at[:0]), restore)
 
     def close(self) -> None:
         """Wait for what was submitted, then end the thread."""
@@ -126,11 +129,10 @@ class TorchExecutor:
         for joined in plan.joined:
             self._states[joined.rid] = RowState.of(joined)
         self._tell(plan.orders, plan)
-        self._obey_all(plan.orders)
+        restore = self._obey_all(plan.orders, forward_follows=True)
+        logits = self._run_forward(pack(plan, self._last, restore), restore)
         save_s, load_s = self._save_s, self._load_s
         self._save_s = self._load_s = 0.0
-        with torch.inference_mode():
-            logits = self._forward(pack(plan, self._last))
         outcomes = self._sample(plan, logits)
         return StepResult(
             step=plan.step,
@@ -142,21 +144,32 @@ class TorchExecutor:
             load_s=load_s,
         )
 
-    def _obey_all(self, orders: tuple[Order, ...]) -> None:
-        """Orders run one after another: what is copied away is read before anybody writes over it."""
-        for order in orders:
-            if not isinstance(order, HostCopy):
-                self._obey(order)
-                continue
-            began_s = time.perf_counter()
-            self._memory.tiers.copy_host(order)
-            took_s = time.perf_counter() - began_s
-            if order.to_host:
-                self._save_s += took_s
-            else:
-                self._load_s += took_s
+    def _run_forward(self, step: PackedStep, restore: Restore | None) -> torch.Tensor:
+        """The model, beside what still comes back from the host, all of which is there when this returns or raises."""
+        try:
+            with torch.inference_mode():
+                return self._forward(step)
+        finally:
+            if restore is not None:
+                restore.finish()
+                self._load_s += restore.load_s
 
-    def _obey(self, order: SlotOrder | Freed | StoreCopy | HostFill) -> None:
+    def _obey_all(self, orders: tuple[Order, ...], *, forward_follows: bool = False) -> Restore | None:
+        """Orders run one after another: what is copied away is read before anybody writes over it. Of what a forward follows, copies
+        from the host run beside it: the Restore, which has begun.
+        """
+        waiting = Waiting()
+        for order in orders:
+            if forward_follows and waiting.take(order):
+                continue
+            if waiting.concerns(order):
+                for move in waiting.moves:
+                    self._move(move)
+                waiting = Waiting()
+            self._obey(order)
+        return Restore(waiting.moves, self._parts, self._memory) if waiting.moves else None
+
+    def _obey(self, order: Order) -> None:
         memory = self._memory
         if isinstance(order, Freed):
             memory.poison(**{order.kind: order.ids})
@@ -165,10 +178,19 @@ class TorchExecutor:
                 self._store(order, *memory.tiers.gather(order))
         elif isinstance(order, HostFill):
             memory.tiers.fill_host(order)
-        elif order.src is None:
-            memory.zero_slot(order.dst)
         else:
-            memory.copy_slot(src=order.src, dst=order.dst)
+            self._move(order)
+
+    def _move(self, order: SlotOrder | HostCopy) -> None:
+        began_s = time.perf_counter()
+        self._memory.tiers.move(order, self._memory.tiers.whole)
+        if not isinstance(order, HostCopy):
+            return
+        took_s = time.perf_counter() - began_s
+        if order.to_host:
+            self._save_s += took_s
+        else:
+            self._load_s += took_s
 
     def _sample(self, plan: StepPlan, logits: torch.Tensor) -> list[Sampled | None]:
         """One outcome a row of the plan; None for rows that do not sample. Remembers the tokens for the next step."""

@@ -15,6 +15,7 @@ from twinpool import bootlog
 from twinpool.engine.executor import TorchExecutor
 from twinpool.engine.rank import allocate, forward_of, left_bytes, load_rank
 from twinpool.engine.ranks import Failed, Pools, Start
+from twinpool.engine.restore import layer_parts
 from twinpool.errors import TwinpoolError
 from twinpool.models.group import Group
 from twinpool.models.native import set_threads, use_native
@@ -38,7 +39,7 @@ def follow(connection: Connection) -> None:
     connection.send(lines)
     model.join(Group.join(Share(start.rank, resolved.tp_size), meeting=start.meeting, device=resolved.device))
     connection.send(start.rank)
-    executor = TorchExecutor(forward=forward_of(model, memory), memory=memory)
+    executor = TorchExecutor(forward=forward_of(model, memory), memory=memory, parts=layer_parts(start.spec, memory))
     while True:
         executor.follow(_told(connection))
 

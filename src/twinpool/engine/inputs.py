@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from twinpool.models.step_batch import PackedStep
+from twinpool.models.step_batch import Arrivals, PackedStep
 from twinpool.step import StepPlan
 
 
@@ -27,8 +27,8 @@ class LastTokens:
         self._tokens.pop(rid, None)
 
 
-def pack(plan: StepPlan, last: LastTokens) -> PackedStep:
-    """Flatten a plan; decode rows take their token from `last`."""
+def pack(plan: StepPlan, last: LastTokens, arrivals: Arrivals | None = None) -> PackedStep:
+    """Flatten a plan; decode rows take their token from `last`. arrivals: what layers have to wait for, if anything."""
     rows = plan.rows
     starts = np.array([row.start for row in rows], np.int32)
     ends = np.array([row.end for row in rows], np.int32)
@@ -55,5 +55,6 @@ def pack(plan: StepPlan, last: LastTokens) -> PackedStep:
         ),
         checkpoint_slots=np.array([row.checkpoint_slot for row in rows], np.int32),
         pages=tuple(row.pages for row in rows),
+        arrivals=arrivals,
         sample_at=np.array([int(offsets[i + 1]) - 1 for i, row in enumerate(rows) if row.sample], np.int64),
     )

@@ -73,19 +73,11 @@ class Memory:
         self.arena = arena
         self.page_size = page_size
         self.buffer = _zeroed(arena.total_bytes, device)
-        host_buffer = _zeroed(host.total_bytes, "cpu").numpy() if host is not None else None
+        host_buffer = _zeroed(host.total_bytes, "cpu") if host is not None else None
         self.tiers = TierCopies(arena, self.buffer, host, host_buffer)
         typed = {name: self.buffer.view(DTYPES[name]) for name in {kv_dtype, ssm_dtype, conv_dtype}}
         self.kv = _kv_views(typed[kv_dtype], arena, page_size=page_size, shapes=kv_shapes)
         self.states = _state_views(typed[ssm_dtype], typed[conv_dtype], arena, state_shapes)
-
-    def zero_slot(self, slot: int) -> None:
-        """Fill a state slot with zeros: the state before any token."""
-        self._slot(slot).zero_()
-
-    def copy_slot(self, *, src: int, dst: int) -> None:
-        """Copy a whole state slot."""
-        self._slot(dst).copy_(self._slot(src))
 
     def poison(self, *, pages: Int32Array | Iterable[int] = (), slots: Int32Array | Iterable[int] = ()) -> None:
         """Fill freed pages and slots with NaN, so that a late reader is seen (tests)."""

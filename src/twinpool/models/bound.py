@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from twinpool.models.native import CODES, native, use_native
 from twinpool.models.step_batch import KvLayer, MemoryViews, StateLayer, StepBatch
+
+_Layer = TypeVar("_Layer")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,13 +31,27 @@ class BoundState:
     ssm: Any
 
 
+class _Awaited(Sequence[_Layer]):
+    """Layers, each of which waits until its part is there when a step comes to it."""
+
+    def __init__(self, layers: Sequence[_Layer], wait: Callable[[int], None]) -> None:
+        self._layers, self._wait = layers, wait
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __getitem__(self, layer: int) -> _Layer:  # type: ignore[override]  # nobody slices layers
+        self._wait(layer)
+        return self._layers[layer]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundMemory:
     """Attention layers and linear layers, each in model order."""
 
     source: MemoryViews
-    kv: tuple[BoundKv, ...]
-    states: tuple[BoundState, ...]
+    kv: Sequence[BoundKv]
+    states: Sequence[BoundState]
 
     @staticmethod
     def of(memory: MemoryViews) -> BoundMemory:
@@ -53,6 +70,9 @@ class Step:
     @staticmethod
     def of(batch: StepBatch, memory: BoundMemory, *, device: torch.device) -> Step:
         """The step over bound memory."""
+        if batch.arrivals is not None:
+            kv = _Awaited(memory.kv, batch.arrivals.await_kv)
+            memory = BoundMemory(memory.source, kv, _Awaited(memory.states, batch.arrivals.await_state))
         if not use_native(device):
             return Step(batch, memory, None)
         rows = native.Rows(

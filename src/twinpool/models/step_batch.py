@@ -20,13 +20,26 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
 
+class Arrivals(Protocol):
+    """Prefixes that come back from the host while the forward runs."""
+
+    def await_kv(self, layer: int) -> None:
+        """Return when attention layer `layer` has its pages."""
+        ...
+
+    def await_state(self, layer: int) -> None:
+        """Return when linear layer `layer` has its states."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class StepBatch:
     """The rows of one step. All arrays are C-contiguous and are kept alive by this object.
 
     positions: int64 [T]; row_offsets: int32 [R + 1]; starts, ends: int32 [R], absolute; slots: int32 [R].
     checkpoint_offsets: int32 [R], tokens of the row (1..length) after which its states are also written to checkpoint_slots[r],
-    0 for none; checkpoint_slots: int32 [R]. pages: R page tables, int32 [>= ceil(ends[r] / page_size)] each.
+    0 for none; checkpoint_slots: int32 [R]. pages: R page tables, int32 [>= ceil(ends[r] / page_size)] each. arrivals: what a layer
+    has to wait for before it touches its pools, None when everything is there.
     """
 
     positions: Int64Array
@@ -37,6 +50,7 @@ class StepBatch:
     checkpoint_offsets: Int32Array
     checkpoint_slots: Int32Array
     pages: tuple[Int32Array, ...]
+    arrivals: Arrivals | None = None
 
     @property
     def n_rows(self) -> int:

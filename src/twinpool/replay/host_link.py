@@ -18,7 +18,7 @@ class HostLink:
     """One rank's way to the host. bytes_per_s: in each direction, the peak, which no calibration lowers.
 
     page_bytes, slot_bytes: of a page and a state. n_layers: a load comes layer by layer. one_way: both directions share it
-    (unified memory). beside: copies run beside the forward; else before it, as twinpool's own engine does.
+    (unified memory). saves_beside: copies to the host run beside the forward; else before it, as twinpool's own engine does.
     """
 
     bytes_per_s: float
@@ -26,24 +26,24 @@ class HostLink:
     slot_bytes: int
     n_layers: int
     one_way: bool
-    beside: bool
+    saves_beside: bool
 
     def step_s(self, forward_s: Seconds, orders: Iterable[Order]) -> Seconds:
         """Duration of a step (float64 [1]) whose forward alone takes so long.
 
-        Saves run beside the forward. Of a load the first layer comes before it, and the others while it runs, so that it ends when
-        the later of the two does.
+        Of a load the first layer comes before the forward, and the others while it runs, so that it ends when the later of the two
+        does.
         """
         copies = [order for order in orders if isinstance(order, HostCopy)]
         if not copies:
             return forward_s
         saved_s = self._took_s(copies, to_host=True)
         loaded_s = self._took_s(copies, to_host=False)
-        if not self.beside:
-            return forward_s + (saved_s + loaded_s)
         first_s = loaded_s / self.n_layers
-        copied_s = saved_s + loaded_s if self.one_way else saved_s
-        return np.maximum(first_s + np.maximum(forward_s, loaded_s - first_s), copied_s)
+        restored_s = first_s + np.maximum(forward_s, loaded_s - first_s)
+        if not self.saves_beside:
+            return saved_s + restored_s
+        return np.maximum(restored_s, saved_s + loaded_s if self.one_way else saved_s)
 
     def _took_s(self, copies: Iterable[HostCopy], *, to_host: bool) -> float:
         moved_bytes = sum(

@@ -44,7 +44,7 @@ def host_link(sizing: Sizing) -> HostLink | None:
     return HostLink(
         bytes_per_s=host_link_rate(device), page_bytes=arena.page_bytes, slot_bytes=arena.slot_bytes,
         n_layers=len(sizing.model.spec.layers), one_way=device is not None and device.unified,
-        beside=sizing.rules.name != "twinpool",
+        saves_beside=sizing.rules.name != "twinpool",
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from twinpool.engine.tensors import Memory
 from twinpool.memory.arena import Arena
 from twinpool.models.attention.spec import DsaSpec, GqaSpec, MlaSpec
 from twinpool.models.shapes import StateShapes
+from twinpool.step import SlotOrder
 from twinpool.units import GIB
 
 PAGE_SIZE = 2
@@ -77,11 +78,11 @@ def test_slots_are_copied_and_zeroed_whole_and_alone() -> None:
     for part in pieces(memory):
         part.copy_(torch.randn(part.shape))
     before = memory.buffer.clone()
-    memory.copy_slot(src=2, dst=4)
+    memory.tiers.move(SlotOrder(dst=4, src=2), memory.tiers.whole)
     for views in memory.states:
         assert torch.equal(views.ssm[4], views.ssm[2])
         assert torch.equal(views.conv[4], views.conv[2])
-    memory.zero_slot(4)
+    memory.tiers.move(SlotOrder(dst=4), memory.tiers.whole)
     for views in memory.states:
         assert not views.ssm[4].any()
         assert not views.conv[4].any()

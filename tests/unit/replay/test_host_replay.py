@@ -86,7 +86,7 @@ def test_734_states_or_no_split_bring_all_eight_back(flags) -> None:
     assert host.kv_share + host.states_share < 1
 
 
-LINK = HostLink(bytes_per_s=100.0, page_bytes=10, slot_bytes=50, n_layers=4, one_way=False, beside=True)
+LINK = HostLink(bytes_per_s=100.0, page_bytes=10, slot_bytes=50, n_layers=4, one_way=False, saves_beside=True)
 
 
 def copy(*, to_host: bool, pages: int, slot: int = 0) -> HostCopy:
@@ -101,7 +101,7 @@ def copy(*, to_host: bool, pages: int, slot: int = 0) -> HostCopy:
         (LINK, 0.5, 1.5),  # 1.5 s of saves are the longest
         (replace(LINK, one_way=True), 0.5, 2.5),
         (replace(LINK, one_way=True), 9.0, 9.25),
-        (replace(LINK, beside=False), 0.5, 3.0),
+        (replace(LINK, saves_beside=False), 0.5, 2.5),
     ],
 )
 def test_what_a_step_with_copies_takes(link, forward_s, took_s) -> None:
@@ -119,7 +119,7 @@ def test_the_link_is_that_of_the_device_and_absent_without_a_tier() -> None:
     link = cost_model(sizing, Calibration()).host
     assert link is not None
     assert (link.bytes_per_s, link.page_bytes, link.slot_bytes) == (64e9, PAGE_TOKENS * KV_BYTES, SLOT_BYTES)
-    assert (link.one_way, link.beside) == (False, True)
+    assert (link.one_way, link.saves_beside) == (False, True)
     assert cost_model(changed(sizing, enable_hierarchical_cache=False), Calibration()).host is None
 
 
