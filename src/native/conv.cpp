@@ -32,9 +32,14 @@ inline v16 vector_of(const v16* window) {
     return __builtin_shuffle(r, window[2], i16x32{TP_LANES(of_third<O>)});
 }
 
-// The window of n <= 16 channels, oldest input first.
+// The window of n <= 16 channels from c on, oldest input first.
 template <class W>
-inline void load_window(const W* slot, int taps, int n, v16* window) {
+inline void load_window(const Conv& layer, const W* slot, int taps, int c, int n, v16* window) {
+    if (layer.by_tap) {
+        for (int j = 0; j < taps; ++j) window[j] = load_some(slot + int64_t(j) * layer.channels + c, n);
+        return;
+    }
+    slot += int64_t(c) * taps;
     if (taps == 3 && n == 16) {
         v16 a = load(slot), b = load(slot + 16), c = load(slot + 32);
         window[0] = tap_of<0>(a, b, c), window[1] = tap_of<1>(a, b, c), window[2] = tap_of<2>(a, b, c);
@@ -42,17 +47,22 @@ inline void load_window(const W* slot, int taps, int n, v16* window) {
     }
     for (int j = 0; j < taps; ++j) {
         window[j] = splat(0);
-        for (int c = 0; c < n; ++c) window[j][c] = to_float(slot[c * taps + j]);
+        for (int i = 0; i < n; ++i) window[j][i] = to_float(slot[i * taps + j]);
     }
 }
 template <class W>
-inline void save_window(W* slot, int taps, int n, const v16* window) {
+inline void save_window(const Conv& layer, W* slot, int taps, int c, int n, const v16* window) {
+    if (layer.by_tap) {
+        for (int j = 0; j < taps; ++j) store_some(slot + int64_t(j) * layer.channels + c, window[j], n);
+        return;
+    }
+    slot += int64_t(c) * taps;
     if (taps == 3 && n == 16) {
         store(slot, vector_of<0>(window)), store(slot + 16, vector_of<1>(window)), store(slot + 32, vector_of<2>(window));
         return;
     }
     for (int j = 0; j < taps; ++j)
-        for (int c = 0; c < n; ++c) from_float(slot[c * taps + j], window[j][c]);
+        for (int i = 0; i < n; ++i) from_float(slot[i * taps + j], window[j][i]);
 }
 
 // One row, sixteen channels from c on. The inputs are rounded to the window's dtype first, so that a token sees the same
@@ -62,8 +72,8 @@ void convolve(const Conv& layer, const Rows& rows, const SlotView& conv, int row
     const int channels = layer.channels, taps = (KERNEL ? KERNEL : layer.kernel) - 1, n = std::min(16, channels - c);
     v16 window[MAX_KERNEL], weight[MAX_KERNEL];
     for (int j = 0; j <= taps; ++j) weight[j] = load_some(layer.weight + int64_t(j) * channels + c, n);
-    W* slot = reinterpret_cast<W*>(conv.at(rows.slots[row])) + int64_t(c) * taps;
-    load_window(slot, taps, n, window);
+    W* slot = reinterpret_cast<W*>(conv.at(rows.slots[row]));
+    load_window(layer, slot, taps, c, n, window);
     const v16 bias = layer.bias ? load_some(layer.bias + c, n) : splat(0);
     const int mark = rows.checkpoint_offsets[row], length = rows.length(row);
     for (int t = 0; t < length; ++t) {
@@ -77,9 +87,9 @@ void convolve(const Conv& layer, const Rows& rows, const SlotView& conv, int row
 #pragma GCC unroll 8
         for (int j = 0; j < taps; ++j) window[j] = window[j + 1];
         if (t + 1 == mark)
-            save_window(reinterpret_cast<W*>(conv.at(rows.checkpoint_slots[row])) + int64_t(c) * taps, taps, n, window);
+            save_window(layer, reinterpret_cast<W*>(conv.at(rows.checkpoint_slots[row])), taps, c, n, window);
     }
-    save_window(slot, taps, n, window);
+    save_window(layer, slot, taps, c, n, window);
 }
 
 }  // namespace

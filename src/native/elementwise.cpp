@@ -18,6 +18,25 @@ void for_rows(int rows, int64_t row_elements, const F& f) {
     });
 }
 
+// y = f(null T*, x / rms(x), element, gate) for each of `heads` groups of dim elements of a row.
+template <class F>
+void norm_heads(const void* x, int64_t ldx, const void* gate, int64_t ldg, void* y, int64_t ldy, int rows, int heads, int dim,
+                float eps, Dtype t, const F& f) {
+    with_type(t, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        for_rows(rows, int64_t(heads) * dim * 2, [&](int r) {
+            for (int h = 0; h < heads; ++h) {
+                const T* in = static_cast<const T*>(x) + r * ldx + h * dim;
+                const T* g = static_cast<const T*>(gate) + r * ldg + h * dim;
+                T* out = static_cast<T*>(y) + r * ldy + h * dim;
+                v16 inverse = splat(inverse_rms(in, dim, eps));
+                for (int i = 0; i < dim; i += 16)
+                    store_some(out + i, f(type, load_some(in + i, dim - i) * inverse, i, load_some(g + i, dim - i)), dim - i);
+            }
+        });
+    });
+}
+
 }  // namespace
 
 void rms_norm(const void* x, int64_t ldx, void* y, int64_t ldy, int rows, int dim, const float* scale, float eps, Dtype t) {
@@ -35,23 +54,16 @@ void rms_norm(const void* x, int64_t ldx, void* y, int64_t ldy, int rows, int di
 
 void gated_rms_norm(const void* x, int64_t ldx, const void* gate, int64_t ldg, void* y, int64_t ldy, int rows, int heads,
                     int dim, const float* weight, float eps, Dtype t) {
-    with_type(t, [&](auto* type) {
+    norm_heads(x, ldx, gate, ldg, y, ldy, rows, heads, dim, eps, t, [&](auto* type, v16 normed, int i, v16 gate) {
         using T = std::remove_pointer_t<decltype(type)>;
-        for_rows(rows, int64_t(heads) * dim * 2, [&](int r) {
-            for (int h = 0; h < heads; ++h) {
-                const T* in = static_cast<const T*>(x) + r * ldx + h * dim;
-                const T* g = static_cast<const T*>(gate) + r * ldg + h * dim;
-                T* out = static_cast<T*>(y) + r * ldy + h * dim;
-                v16 inverse = splat(inverse_rms(in, dim, eps));
-                for (int i = 0; i < dim; i += 16) {
-                    int n = dim - i;
-                    v16 normed = rounded<T>(load_some(in + i, n) * inverse);
-                    v16 weighted = rounded<T>(normed * load_some(weight + i, n));
-                    store_some(out + i, weighted * silu(load_some(g + i, n)), n);
-                }
-            }
-        });
+        return rounded<T>(rounded<T>(normed) * load_some(weight + i, dim - i)) * silu(gate);
     });
+}
+
+void sigmoid_gated_rms_norm(const void* x, int64_t ldx, const void* gate, int64_t ldg, void* y, int64_t ldy, int rows, int heads,
+                            int dim, const float* weight, float eps, Dtype t) {
+    norm_heads(x, ldx, gate, ldg, y, ldy, rows, heads, dim, eps, t,
+               [&](auto*, v16 normed, int i, v16 gate) { return normed * load_some(weight + i, dim - i) * sigmoid(gate); });
 }
 
 void grouped_gated_norm(const float* x, const void* gate, int64_t ldg, void* y, int rows, int dim, int groups, const float* weight,

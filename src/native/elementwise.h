@@ -8,6 +8,15 @@ namespace tp {
 
 inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
+// The same for sixteen: max(x, 0) + log(1 + e^-|x|); with t = e^-|x| and s = t / (2 + t) <= 1/3 the logarithm is 2 atanh(s), whose
+// series is cut where its terms are below 2^-29 of the sum.
+inline v16 softplus(v16 x) {
+    v16 t = exp(x < splat(0) ? x : -x), s = t / (splat(2) + t), square = s * s;
+    v16 p = splat(1.0f / 15);
+    for (int k = 13; k > 0; k -= 2) p = fma(p, square, splat(1.0f / float(k)));
+    return fma(s + s, p, x > splat(0) ? x : splat(0));
+}
+
 // 1 / sqrt(mean(x^2) + eps) over n elements.
 template <class T>
 inline float inverse_rms(const T* x, int n, float eps) {
@@ -29,6 +38,10 @@ void rms_norm(const void* x, int64_t ldx, void* y, int64_t ldy, int rows, int di
 // y = round(round(x / rms(x)) * weight) * silu(gate), for each of `heads` groups of dim elements of a row; y may be x.
 void gated_rms_norm(const void* x, int64_t ldx, const void* gate, int64_t ldg, void* y, int64_t ldy, int rows, int heads,
                     int dim, const float* weight, float eps, Dtype t);
+
+// y = x / rms(x) * weight * sigmoid(gate), rounded once; otherwise as gated_rms_norm.
+void sigmoid_gated_rms_norm(const void* x, int64_t ldx, const void* gate, int64_t ldg, void* y, int64_t ldy, int rows, int heads,
+                            int dim, const float* weight, float eps, Dtype t);
 
 // y = x silu(gate) over the rms of each of `groups` equal parts of a row, times weight [dim]; x is float32, nothing is rounded but y.
 // norm_first: the gate comes after the norm and the weight. weight null: no norm.

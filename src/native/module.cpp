@@ -10,6 +10,7 @@
 #include "copy.h"
 #include "elementwise.h"
 #include "gdn.h"
+#include "kda.h"
 #include "linear.h"
 #include "mamba2.h"
 #include "moe.h"
@@ -97,29 +98,38 @@ void bind_linear(py::module_& m) {
 
 void bind_mixers(py::module_& m) {
     py::class_<Gdn>(m, "Gdn")
-        .def(py::init([](int key_heads, int value_heads, int key_dim, int value_dim, int kernel, float eps, int dtype,
-                         Address conv_weight, Address decay_rate, Address dt_bias, Address norm_weight) {
+        .def(py::init([](int key_heads, int value_heads, int key_dim, int value_dim, int kernel, float eps, float beta_scale, int dtype,
+                         Address conv_weight, Address rate, Address dt_bias, Address norm_weight) {
                  if (key_heads < 1 || value_heads % key_heads) throw py::value_error("value heads must be a multiple of key heads");
-                 return Gdn{key_heads, value_heads, key_dim, value_dim, kernel, eps, dtype_of(dtype), at<float>(conv_weight),
-                            at<float>(decay_rate), at<float>(dt_bias), at<float>(norm_weight)};
+                 DeltaRule rule{key_heads, value_heads, key_dim, value_dim, dtype_of(dtype), at<float>(rate), at<float>(dt_bias),
+                                beta_scale};
+                 return Gdn{rule, kernel, eps, at<float>(conv_weight), at<float>(norm_weight)};
              }),
              py::kw_only(), py::arg("key_heads"), py::arg("value_heads"), py::arg("key_dim"), py::arg("value_dim"),
-             py::arg("kernel"), py::arg("eps"), py::arg("dtype"), py::arg("conv_weight"), py::arg("decay_rate"),
+             py::arg("kernel"), py::arg("eps"), py::arg("beta_scale"), py::arg("dtype"), py::arg("conv_weight"), py::arg("rate"),
              py::arg("dt_bias"), py::arg("norm_weight"))
         .def("run", [](const Gdn& self, const StepRows& rows, const SlotView& conv, const SlotView& ssm, Address proj, int64_t ld,
                        Address out) {
             py::gil_scoped_release release;
             gdn(self, rows.rows, conv, ssm, at(proj), ld, at(out));
-        })
-        .def("conv", [](const Gdn& self, const StepRows& rows, const SlotView& conv, Address x, int64_t ldx, Address y) {
-            py::gil_scoped_release release;
-            causal_conv(self.conv(), rows.rows, conv, at(x), ldx, at(y));
-        })
-        .def("rule", [](const Gdn& self, const StepRows& rows, const SlotView& ssm, Address mixed, Address b, Address a, int64_t ld,
-                        Address out) {
-            py::gil_scoped_release release;
-            delta_rule(self, rows.rows, ssm, at(mixed), at(b), at(a), ld, at(out));
         });
+    py::class_<Kda>(m, "Kda")
+        .def(py::init([](int heads, int dim, int kernel, float eps, float lower_bound, int dtype, Address conv_weight, Address rate,
+                         Address dt_bias, Address norm_weight) {
+                 DeltaRule rule{heads, heads, dim, dim, dtype_of(dtype), at<float>(rate), at<float>(dt_bias), 1.0f, true, lower_bound};
+                 return Kda{rule, kernel, eps, at<float>(conv_weight), at<float>(norm_weight)};
+             }),
+             py::kw_only(), py::arg("heads"), py::arg("dim"), py::arg("kernel"), py::arg("eps"), py::arg("lower_bound"),
+             py::arg("dtype"), py::arg("conv_weight"), py::arg("rate"), py::arg("dt_bias"), py::arg("norm_weight"))
+        .def(
+            "run",
+            [](const Kda& self, const StepRows& rows, const SlotView& conv, const SlotView& ssm, Address opened, int64_t ld,
+               Address decay, int64_t ldd, Address gate, int64_t ldg, Address out) {
+                py::gil_scoped_release release;
+                kda(self, rows.rows, conv, ssm, {at(opened), ld, at(decay), ldd, at(gate), ldg}, at(out));
+            },
+            py::arg("rows"), py::arg("conv"), py::arg("ssm"), py::kw_only(), py::arg("opened"), py::arg("ld"), py::arg("decay"),
+            py::arg("ldd"), py::arg("gate"), py::arg("ldg"), py::arg("out"));
     py::class_<Attention>(m, "Attention")
         .def(py::init([](int heads, int kv_heads, int dim, int rotary, float scale, float eps, int dtype, Address query_scale,
                          Address key_scale, Address table, bool gated) {
@@ -229,11 +239,6 @@ PYBIND11_MODULE(_native, m) {
     m.def("rms_norm", [](Address x, int64_t ldx, Address y, int64_t ldy, int rows, int dim, Address scale, float eps, int dtype) {
         py::gil_scoped_release release;
         rms_norm(at(x), ldx, at(y), ldy, rows, dim, at<float>(scale), eps, dtype_of(dtype));
-    });
-    m.def("gated_rms_norm", [](Address x, int64_t ldx, Address gate, int64_t ldg, Address y, int64_t ldy, int rows, int heads, int dim,
-                               Address weight, float eps, int dtype) {
-        py::gil_scoped_release release;
-        gated_rms_norm(at(x), ldx, at(gate), ldg, at(y), ldy, rows, heads, dim, at<float>(weight), eps, dtype_of(dtype));
     });
     m.def("squared_relu", [](Address x, int64_t ldx, Address y, int64_t ldy, int rows, int dim, int dtype) {
         py::gil_scoped_release release;

@@ -18,6 +18,9 @@ pytestmark = pytest.mark.skipif(native is None, reason="the kernels are not comp
 SHAPES = {
     "128": GdnShape(key_heads=1, value_heads=2, key_dim=128, value_dim=128, kernel=4, eps=1e-6),
     "64": GdnShape(key_heads=2, value_heads=2, key_dim=64, value_dim=48, kernel=4, eps=1e-6),
+    "negative eigenvalues": GdnShape(
+        key_heads=2, value_heads=2, key_dim=24, value_dim=48, kernel=4, eps=1e-6, beta_scale=2.0
+    ),
     "odd": GdnShape(key_heads=2, value_heads=4, key_dim=10, value_dim=19, kernel=3, eps=1e-6),
 }
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16

@@ -17,10 +17,7 @@ from twinpool.models.rows import by_rows, by_token
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GdnShape:
-    """Heads and sizes of a layer; eps: of the gated norm; beta_scale: factor on the strength of an update.
-
-    The compiled kernel has no such factor: with another than 1 the layer runs in torch.
-    """
+    """Heads and sizes of a layer; eps: of the gated norm; beta_scale: factor on the strength of an update."""
 
     key_heads: int
     value_heads: int
@@ -60,9 +57,9 @@ class GdnKernel:
         self.dtype = conv_weight.dtype
         self.taps = conv_weight.float().T.contiguous()
         self.a_log, self.dt_bias, self.norm_weight = (x.float().contiguous() for x in (a_log, dt_bias, norm_weight))
-        self.decay_rate = -torch.exp(self.a_log)
+        self.rate = torch.exp(self.a_log)
         self.handle: Any = None
-        if use_native(conv_weight.device) and shape.beta_scale == 1.0:
+        if use_native(conv_weight.device):
             self.handle = native.Gdn(
                 key_heads=shape.key_heads,
                 value_heads=shape.value_heads,
@@ -70,9 +67,10 @@ class GdnKernel:
                 value_dim=shape.value_dim,
                 kernel=shape.kernel,
                 eps=shape.eps,
+                beta_scale=shape.beta_scale,
                 dtype=CODES[self.dtype],
                 conv_weight=self.taps.data_ptr(),
-                decay_rate=self.decay_rate.data_ptr(),
+                rate=self.rate.data_ptr(),
                 dt_bias=self.dt_bias.data_ptr(),
                 norm_weight=self.norm_weight.data_ptr(),
             )

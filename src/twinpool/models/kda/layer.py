@@ -45,7 +45,7 @@ class KdaMixer(nn.Module):
             decay = self.decay_up.forward(decay)
         if self.gate_up is not None:
             gate = self.gate_up.forward(gate)
-        mixed = mix(self.kernel, step, self.layer, torch.cat([opened, decay, gate], -1))
+        mixed = mix(self.kernel, step, self.layer, opened, decay=decay, gate=gate)
         return self.out_proj.forward(mixed, hidden)
 
 

@@ -1,4 +1,4 @@
-"""The compiled Mamba2 layer and short convolution: against their references, and against themselves cut, batched, on more threads."""
+"""Compiled mixers but Gated DeltaNet: against their references, and against themselves cut, batched, on more threads."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.reference.layers import N_SLOTS, Piece, Pools, State, step_of
 from twinpool.models.bound import Step
+from twinpool.models.kda import ops as kda
+from twinpool.models.kda.ops import KdaKernel, KdaShape
 from twinpool.models.mamba2 import ops as mamba2
 from twinpool.models.mamba2.ops import Mamba2Kernel, Mamba2Shape
 from twinpool.models.native import native, set_threads
@@ -31,7 +33,12 @@ SHAPES = {
 }
 WITHOUT_NORM = "odd, without norm"
 SHORT = "short convolution"
-NAMES = (*SHAPES, WITHOUT_NORM, SHORT)
+KDA_SHAPES = {
+    "delta 128": KdaShape(heads=2, head_dim=128, kernel=4, eps=1e-5),
+    "delta 64, bound": KdaShape(heads=3, head_dim=64, kernel=4, eps=1e-5, lower_bound=-5.0),
+    "delta odd": KdaShape(heads=3, head_dim=19, kernel=3, eps=1e-5),
+}
+NAMES = (*SHAPES, WITHOUT_NORM, SHORT, *KDA_SHAPES)
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +64,7 @@ class Layer:
     def in_torch(self, pools: Pools, x: torch.Tensor, *pieces: Piece) -> torch.Tensor:
         """The same by the reference, through the fallback."""
         slow = type(self.kernel).__new__(type(self.kernel))
-        slow.__dict__.update(self.kernel.__dict__, conv=None)
+        slow.__dict__.update(self.kernel.__dict__, conv=None, handle=None)
         return self.mix(slow, step_of(pools, *pieces), 0, x)
 
     def pools(self, conv: torch.dtype = F32, ssm: torch.dtype = F32) -> Pools:
@@ -81,6 +88,8 @@ def layer_of(name: str, dtype: torch.dtype) -> Layer:
     if name == SHORT:
         kernel = ShortConvKernel(weight=random(37, 3), bias=random(37))
         return Layer(kernel, shortconv.mix, 3 * 37, (37, 2), (0,))
+    if name in KDA_SHAPES:
+        return kda_layer(KDA_SHAPES[name], random)
     shape = SHAPES["odd" if name == WITHOUT_NORM else name]
     mamba = Mamba2Kernel(
         shape,
@@ -94,6 +103,23 @@ def layer_of(name: str, dtype: torch.dtype) -> Layer:
     states = (shape.heads, shape.head_dim, shape.state_size)
     width = shape.inner + shape.channels + shape.heads
     return Layer(mamba, mamba2.mix, width, (shape.channels, shape.kernel - 1), states)
+
+
+def kda_layer(shape: KdaShape, random: Callable[..., torch.Tensor]) -> Layer:
+    inner, sizes = shape.inner, (3 * shape.inner + shape.heads, shape.inner, shape.inner)
+
+    def mix(kernel: KdaKernel, step: Step, layer: int, x: torch.Tensor) -> torch.Tensor:
+        opened, decay, gate = x.split(sizes, -1)
+        return kda.mix(kernel, step, layer, opened, decay=decay, gate=gate)
+
+    kernel = KdaKernel(
+        shape,
+        conv_weight=random(3 * inner, shape.kernel, scale=0.4),
+        a_log=random(shape.heads),
+        dt_bias=random(inner),
+        norm_weight=1 + random(shape.head_dim, scale=0.1),
+    )
+    return Layer(kernel, mix, sum(sizes), (shape.kernel - 1, 3 * inner), (shape.heads, shape.head_dim, shape.head_dim))
 
 
 def slot(pools: Pools, i: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -164,3 +190,30 @@ def test_the_same_bits_alone_in_a_batch_of_eight_and_on_any_threads(
     for i in range(1, len(lengths) + 1):
         assert all(map(torch.equal, slot(together, i), slot(alone, i)))
     assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_across_the_tokens_prepared_at_once_change_no_bit(name: str) -> None:
+    layer, lengths = layer_of(name, BF16), (300, 5, 1100)
+    whole, parts = (layer.pools(BF16, BF16) for _ in range(2))
+    x = [layer.inputs(n, BF16, seed=n) for n in lengths]
+    marked = Piece(2, 0, 1100, mark=900, copy_to=8)
+    out = layer.run(whole, torch.cat(x), Piece(0, 0, 300, mark=300, copy_to=9), Piece(1, 0, 5), marked)
+    pieces = [layer.run(parts, x[i], Piece(i, 0, n)) for i, n in enumerate(lengths[:2])]
+    for first, last in ((0, 7), (7, 400), (400, 900)):
+        pieces.append(layer.run(parts, x[2][first:last], Piece(2, first, last)))
+    kept = slot(parts, 3)
+    pieces.append(layer.run(parts, x[2][900:], Piece(2, 900, 1100)))
+    assert torch.equal(out, torch.cat(pieces))
+    assert all(map(torch.equal, slot(whole, 8), kept))
+    assert all(map(torch.equal, slot(whole, 9), slot(parts, 1)))
+    assert all(torch.equal(a, b) for i in (1, 2, 3) for a, b in zip(slot(whole, i), slot(parts, i), strict=True))
+
+
+@pytest.mark.parametrize("name", KDA_SHAPES)
+def test_gates_far_out_equal_the_reference(name: str) -> None:
+    layer, x = layer_of(name, F32), 40 * torch.linspace(-1, 1, 20)[:, None].repeat(1, layer_of(name, F32).width)
+    x[:, ::3] = layer.inputs(20, F32)[:, ::3]
+    ours, theirs, piece = layer.pools(), layer.pools(), Piece(0, 0, 20)
+    torch.testing.assert_close(layer.run(ours, x, piece), layer.in_torch(theirs, x, piece), atol=3e-5, rtol=3e-5)
+    torch.testing.assert_close(slot(ours, 1), slot(theirs, 1), atol=3e-5, rtol=3e-5)
