@@ -152,13 +152,13 @@ _COUNTERS = (
     _counter("sglang:num_requests_total", "Sequences that were accepted; a request with n=3 counts three times."),
     _counter(
         "sglang:cached_tokens_total",
-        "Prompt tokens reused from the prefix cache, by source: device, host, total.",
+        "Prompt tokens reused from the prefix cache, by source: device, host, storage_file, total.",
         "cache_source",
     ),
     _counter("sglang:realtime_tokens_total", "Tokens by mode: prefill_compute, prefill_cache, decode.", "mode"),
     _counter(
         "sglang:prefill_effective_tokens_total",
-        "Prompt tokens by mode: input (computed), device_hit, host_hit (reused).",
+        "Prompt tokens by mode: input (computed), device_hit, host_hit, storage_hit (reused).",
         "mode",
     ),
     _counter("sglang:evicted_tokens_total", "KV tokens dropped from the prefix cache."),
@@ -169,6 +169,14 @@ _COUNTERS = (
         "Output tokens that retracted requests had when they were sent back.",
     ),
     _counter("twinpool:evicted_states_total", "Checkpoints (state slots) dropped from the prefix cache."),
+    _counter(
+        "twinpool:evictions_total",
+        "The two counters of what was dropped from the prefix cache, KV tokens (pool full) and states (pool mamba), by what ran short: "
+        "kv_pressure (pages), state_pressure (slots), path_limit (--mamba-max-states-per-path). A leaf goes whole, so either "
+        "shortage costs both pools.",
+        "reason",
+        "pool",
+    ),
     _counter(
         "sglang:load_back_tokens_total",
         "Brought back from the host, by pool: full (KV tokens), mamba (states).",

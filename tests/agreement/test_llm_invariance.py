@@ -109,8 +109,8 @@ def test_eviction_of_states_and_kv() -> None:
         for ids in itertools.chain(prompts, reversed(prompts)):
             assert say(llm, [ids], params) == [expected[tuple(ids)]]
         snapshot = llm.engine.snapshot()
-        assert snapshot.evicted_states_total > 0
-        assert snapshot.evicted_tokens_total > 0
+        assert snapshot.evictions.n_states > 0
+        assert snapshot.evictions.n_kv_tokens > 0
 
 
 def test_a_hit_at_every_possible_checkpoint() -> None:

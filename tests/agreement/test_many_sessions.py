@@ -55,4 +55,4 @@ def test_sixty_four_sessions_eight_at_once(truth, options) -> None:
     for counts in (snapshot.pages, snapshot.slots):
         assert counts.free + counts.evictable == counts.total
     if "max_mamba_cache_size" in options:
-        assert snapshot.evicted_states_total > 0
+        assert snapshot.evictions.n_states > 0

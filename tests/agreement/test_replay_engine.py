@@ -162,7 +162,8 @@ def _finish(told: Told, scheduler: object) -> None:
     book = scheduler.book
     told.totals = dataclasses.asdict(book.totals)
     told.counts = {
-        "evicted_tokens": book.tree.evicted_tokens_total, "evicted_states": book.tree.evicted_states_total,
+        "evicted_tokens": book.tree.evictions.n_kv_tokens, "evicted_states": book.tree.evictions.n_states,
+        "evictions": book.tree.evictions.copy(),
         "retractions": book.totals.retracted_requests,
     }  # fmt: skip
     told.tree = tree_of(book.tree)

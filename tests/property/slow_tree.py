@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from twinpool.prefix.evict import Evictions
+
 Prefix = tuple[int, ...]
 
 POLICY = {
@@ -40,7 +42,7 @@ class SlowTree:
         self.now = 0
         self.nodes: dict[Prefix, SlowNode] = {}
         self.states: list[Prefix] = []  # least recently used first
-        self.evicted_tokens = self.evicted_states = 0
+        self.evictions = Evictions()
 
     def above(self, prefix: Prefix) -> list[Prefix]:
         """Nodes on the path to a prefix, shallowest first, with its own."""
@@ -111,7 +113,7 @@ class SlowTree:
         excess = len(holders) - self.cap
         for p in holders:
             if excess > 0 and p != tail and not self.nodes[p].state_lock and len(self.children(p)) == 1:
-                self.drop_state(p)
+                self.drop_state(p, "path_limit")
                 excess -= 1
 
     def lock(self, prefix: Prefix) -> bool:
@@ -129,31 +131,32 @@ class SlowTree:
         if holds:
             self.nodes[prefix].state_lock -= 1
 
-    def drop_state(self, prefix: Prefix) -> None:
+    def drop_state(self, prefix: Prefix, why: str) -> None:
         self.nodes[prefix].state, self.nodes[prefix].state_gone = False, True
         self.states.remove(prefix)
-        self.evicted_states += 1
+        self.evictions.states[why] += 1
 
     def is_leaf(self, prefix: Prefix) -> bool:
         return not self.nodes[prefix].lock and not self.children(prefix)
 
-    def evict_leaf(self, prefix: Prefix) -> None:
+    def evict_leaf(self, prefix: Prefix, why: str) -> None:
         if self.nodes[prefix].state:
-            self.drop_state(prefix)
-        self.evicted_tokens += self.edge_pages(prefix) * self.page
+            self.drop_state(prefix, why)
+        self.evictions.kv_tokens[why] += self.edge_pages(prefix) * self.page
         del self.nodes[prefix]
 
     def evict_kv(self) -> None:
         """The leaf that the policy ranks lowest."""
-        self.evict_leaf(min((p for p in self.nodes if self.is_leaf(p)), key=lambda p: self.rank(self.nodes[p])))
+        victim = min((p for p in self.nodes if self.is_leaf(p)), key=lambda p: self.rank(self.nodes[p]))
+        self.evict_leaf(victim, "kv_pressure")
 
     def evict_state(self) -> None:
         """The least recently used unlocked state; a leaf goes whole."""
         victim = next(p for p in self.states if not self.nodes[p].state_lock)
         if self.is_leaf(victim):
-            self.evict_leaf(victim)
+            self.evict_leaf(victim, "state_pressure")
         else:
-            self.drop_state(victim)
+            self.drop_state(victim, "state_pressure")
 
     def used(self) -> tuple[int, int]:
         """(pages, slots) in the tree."""

@@ -93,7 +93,7 @@ def outcome(run: Run) -> dict[str, object]:
     return {
         "records": run.recorder.records,
         "totals": dataclasses.asdict(book.totals),
-        "evicted": (book.tree.evicted_tokens_total, book.tree.evicted_states_total),
+        "evicted": book.tree.evictions.copy(),
         "tree": tree_of(book.tree),
         "pools": [counts.free for counts in run.scheduler.counts()],
         "peak": run.recorder.peak_running,

@@ -183,7 +183,7 @@ class TreeMachine(RuleBasedStateMachine):
         assert (self.pages.available, self.slots.available) == self._free()
         assert self.pages.available + tree.evictable_pages + tree.protected_pages == N_PAGES
         assert self.slots.available + tree.evictable_slots + tree.protected_slots == N_SLOTS
-        assert (tree.evicted_tokens_total, tree.evicted_states_total) == (slow.evicted_tokens, slow.evicted_states)
+        assert tree.evictions == slow.evictions
         for _, prefix in self.locks:
             found = tree.match(key(prefix), limit_tokens=len(prefix), touch=False)
             assert found.resume_len == len(prefix) or not slow.nodes[prefix].state_lock, (

@@ -20,7 +20,7 @@ engine's thread:
     on_finish(request: Request)          reuse, retractions, n_output, finish are final, and all times (arrival_s,
                                          first_scheduled_s, first_token_s, finished_s, of `engine.clock`)
     on_retraction(retraction)            sched.book.Retraction
-Totals that only grow (evicted tokens and states, retractions, skipped checkpoints) are fields of Snapshot.
+Totals that only grow (evictions, retractions, skipped checkpoints) are fields of Snapshot.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from twinpool.errors import BadRequest, RequestError
 from twinpool.loop import Loop
 from twinpool.memory.host_cover import HostCover
 from twinpool.memory.snapshot import PoolCounts
+from twinpool.prefix.evict import Evictions
 from twinpool.prefix.host_view import HostView, host_view
 from twinpool.request import Finish, Int32Array, Request, SamplingParams
 from twinpool.sched.book import Delta, Retraction, Totals
@@ -103,8 +104,7 @@ class Snapshot:
     n_running: int
     n_waiting: int
     new_token_ratio: float
-    evicted_tokens_total: int
-    evicted_states_total: int
+    evictions: Evictions
     totals: Totals
     step: int
     host: HostCounts | None = None
@@ -339,8 +339,7 @@ class Engine:
             n_running=self.scheduler.n_running,
             n_waiting=self.scheduler.n_waiting,
             new_token_ratio=book.ratio.value,
-            evicted_tokens_total=book.tree.evicted_tokens_total,
-            evicted_states_total=book.tree.evicted_states_total,
+            evictions=book.tree.evictions.copy(),
             totals=replace(book.totals),
             step=self._n_steps,
             host=self._host.counts() if self._host is not None else None,

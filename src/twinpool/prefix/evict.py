@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from twinpool.errors import ConfigError
 from twinpool.memory.pools import Pool
@@ -22,6 +23,34 @@ POLICIES: dict[str, Callable[[Node], tuple[int, ...]]] = {
     "filo": lambda node: (-node.created,),
     "priority": lambda node: (node.priority, node.last_access),
 }
+
+KV_PRESSURE, STATE_PRESSURE, PATH_LIMIT = "kv_pressure", "state_pressure", "path_limit"
+
+
+@dataclass(slots=True)
+class Evictions:
+    """KV tokens and states that left the device's cache since boot, by what ran short: kv_pressure (pages), state_pressure (slots),
+    path_limit (places for states on one path, --mamba-max-states-per-path).
+
+    A leaf goes whole, so each pool loses some for want of the other: KV under state_pressure, states under kv_pressure.
+    """
+
+    kv_tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys((KV_PRESSURE, STATE_PRESSURE), 0))
+    states: dict[str, int] = field(default_factory=lambda: dict.fromkeys((KV_PRESSURE, STATE_PRESSURE, PATH_LIMIT), 0))
+
+    def copy(self) -> Evictions:
+        """The counts as they are now."""
+        return Evictions(dict(self.kv_tokens), dict(self.states))
+
+    @property
+    def n_kv_tokens(self) -> int:
+        """KV tokens for whatever reason."""
+        return sum(self.kv_tokens.values())
+
+    @property
+    def n_states(self) -> int:
+        """States for whatever reason."""
+        return sum(self.states.values())
 
 
 class Evictor:
@@ -42,7 +71,7 @@ class Evictor:
         self.evictable_pages = self.protected_pages = 0
         self.evictable_slots = self.protected_slots = 0
         self.n_nodes = 0
-        self.evicted_tokens_total = self.evicted_states_total = 0
+        self.evictions = Evictions()
 
     def offer(self, node: Node) -> None:
         """A leaf became evictable, or its rank changed. Outdated heap entries are recognised by their key and skipped."""
@@ -100,11 +129,11 @@ class Evictor:
         while self.slots.available < target_slots:
             self._evict_next_state()
 
-    def drop_state(self, node: Node) -> None:
+    def _drop_state(self, node: Node, reason: str) -> None:
         """Free a node's checkpoint and keep its KV (a tombstone). A copy on the host stays."""
         del self.states[node]
         self.evictable_slots -= 1
-        self.evicted_states_total += 1
+        self.evictions.states[reason] += 1
         self.slots.free((node.state,))
         node.state, node.state_gone = 0, NOT_GONE if node.host_state else DEVICE_GONE
 
@@ -116,24 +145,24 @@ class Evictor:
                 if node.heap_key is key:
                     node.heap_key = None
                 continue
-            return self._evict_leaf(node)
+            return self._evict_leaf(node, KV_PRESSURE)
 
     def _evict_next_state(self) -> None:
         """The least recently used unlocked state goes; a leaf goes whole, since its KV would end in nothing to resume from."""
         node = next(node for node in self.states if not node.state_lock)
         if node.is_evictable_leaf:
-            self._evict_leaf(node)
+            self._evict_leaf(node, STATE_PRESSURE)
             return
         if self.tier is not None:
             self.tier.keep_state(node)
-        self.drop_state(node)
+        self._drop_state(node, STATE_PRESSURE)
 
-    def _evict_leaf(self, node: Node) -> None:
+    def _evict_leaf(self, node: Node, reason: str) -> None:
         parent = node.parent
         assert parent is not None
         kept = self.tier is not None and self.tier.keep(node)
         if node.state:
-            self.drop_state(node)
+            self._drop_state(node, reason)
         # A use of a node is a use of everything above it. That is written down here, where it first matters: not with each use.
         parent.last_access = max(parent.last_access, node.last_access)
         parent.priority = max(parent.priority, node.priority)
@@ -141,7 +170,7 @@ class Evictor:
             parent.hits += node.hits
         self.pages.free(node.pages)
         self.evictable_pages -= len(node.pages)
-        self.evicted_tokens_total += len(node.pages) * self._page_size
+        self.evictions.kv_tokens[reason] += len(node.pages) * self._page_size
         node.heap_key = None
         parent.n_device_children -= 1
         if kept and self.tier is not None:
@@ -182,7 +211,7 @@ class Evictor:
             if excess <= 0:
                 return
             if node is not tail and not node.state_lock and len(node.children) == 1 and node.n_device_children:
-                self.drop_state(node)
+                self._drop_state(node, PATH_LIMIT)
                 excess -= 1
 
     def forget_all(self) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from twinpool.memory.pools import Pool
 from twinpool.prefix import locks
 from twinpool.prefix.check import check_host, check_tree
-from twinpool.prefix.evict import Evictor
+from twinpool.prefix.evict import Evictions, Evictor
 from twinpool.prefix.ghosts import Ghosts, attribute
 from twinpool.prefix.host import HostPlan, HostTier
 from twinpool.prefix.node import HOST_GONE, NO_PAGES, NOT_GONE, TOKEN_BYTES, Held, Inserted, Lock, Match, Node
@@ -83,14 +83,9 @@ class PrefixTree:
         return self._evictor.n_nodes
 
     @property
-    def evicted_tokens_total(self) -> int:
-        """KV tokens evicted since boot."""
-        return self._evictor.evicted_tokens_total
-
-    @property
-    def evicted_states_total(self) -> int:
-        """Checkpoints evicted (or capped) since boot."""
-        return self._evictor.evicted_states_total
+    def evictions(self) -> Evictions:
+        """What has left the device's cache since boot, and why; the caller copies what it keeps."""
+        return self._evictor.evictions
 
     def match(self, key: bytes, *, limit_tokens: int, touch: bool = True) -> Match:
         """The longest reusable prefix of `key` within its first `limit_tokens` tokens (floored to pages).

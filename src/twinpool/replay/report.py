@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from twinpool.replay.describe import Spread
 from twinpool.replay.host_use import HostUse
 from twinpool.replay.options import TrafficOptions
@@ -20,6 +22,9 @@ GAP_MEANINGS = {
     "kv_evicted": "had been cached, its KV had been evicted",
     "new": "not seen before, or evicted so long ago that the tree has forgotten it",
 }
+_SHORTAGES = {
+    "kv_pressure": "for want of pages", "state_pressure": "for want of slots", "path_limit": "over --mamba-max-states-per-path",
+}  # fmt: skip
 UNKNOWN_REUSE = "Reuse: unknown. The trace has lengths only, so every prompt token was computed."
 NO_TIMES = "Times: none. With --arrival count no step takes time, so that counts depend on the order of arrivals alone."
 
@@ -133,13 +138,18 @@ def counts_table(outcome: Outcome) -> Table:
         ("of these, again", f"{again.tokens:,}", sources),
         ("output tokens", f"{counts.output_tokens:,}", ""),
         ("steps", f"{counts.steps:,}", ""),
-        ("evicted states", f"{counts.evicted_states:,}", ""),
-        ("evicted KV tokens", f"{counts.evicted_kv_tokens:,}", ""),
+        ("evicted states", f"{counts.evicted_states:,}", _why(counts.evictions.states)),
+        ("evicted KV tokens", f"{counts.evicted_kv_tokens:,}", _why(counts.evictions.kv_tokens)),
         ("checkpoints published", f"{counts.published_checkpoints:,}", f"{counts.skipped_checkpoints:,} skipped for want of a slot"),
         ("checkpoints held, mean", f"{kept.mean_checkpoints:,.1f}", per_session),
         ("retractions", f"{counts.retractions:,}", f"{counts.retracted_tokens:,} tokens given up"),
     ]  # fmt: skip
     return Table(("Counts", "", ""), rows, right=(1,))
+
+
+def _why(evicted: Mapping[str, int]) -> str:
+    """What ran short, with how much went for it."""
+    return ", ".join(f"{number:,} {_SHORTAGES[reason]}" for reason, number in evicted.items() if number)
 
 
 def times_heading(outcome: Outcome) -> str:

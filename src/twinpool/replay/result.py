@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from twinpool.prefix.evict import Evictions
 from twinpool.replay.describe import Spread, concurrency, spread
 from twinpool.replay.host_use import HostUse, host_use
 from twinpool.replay.record import PoolSample, Recorder, RequestRecord, time_weights
@@ -72,6 +73,7 @@ class Counts:
     computed_tokens: int
     evicted_kv_tokens: int
     evicted_states: int
+    evictions: Evictions
     published_checkpoints: int
     skipped_checkpoints: int
     retractions: int
@@ -169,8 +171,8 @@ def _counts(run: Run, counted: list[RequestRecord]) -> Counts:
     return Counts(
         requests=len(counted), warm_up=len(run.recorder.records) - len(counted), refused=len(refused),
         first_refusal=refused[0].refusal if refused else "", output_tokens=sum(record.output_tokens for record in counted),
-        computed_tokens=run.prefilled_tokens, evicted_kv_tokens=tree.evicted_tokens_total,
-        evicted_states=tree.evicted_states_total, published_checkpoints=totals.published_checkpoints,
+        computed_tokens=run.prefilled_tokens, evicted_kv_tokens=tree.evictions.n_kv_tokens,
+        evicted_states=tree.evictions.n_states, evictions=tree.evictions.copy(), published_checkpoints=totals.published_checkpoints,
         skipped_checkpoints=totals.skipped_checkpoints, retractions=totals.retracted_requests,
         retracted_tokens=totals.retracted_input_tokens + totals.retracted_output_tokens, steps=run.steps,
         peak_running=run.recorder.peak_running,

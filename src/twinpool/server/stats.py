@@ -6,6 +6,7 @@ from twinpool.engine.core import Engine, Output, StepReport
 from twinpool.engine.disk import DiskCounts
 from twinpool.engine.tier import HostCounts
 from twinpool.memory.ledger import Ledger
+from twinpool.prefix.evict import Evictions
 from twinpool.prefix.host import HostTotals
 from twinpool.request import REUSE_GAPS, Request
 from twinpool.sched.book import Retraction
@@ -124,6 +125,7 @@ def declare_labels(meters: Meters) -> None:
         meters.add("sglang:cached_tokens_total", 0, source)
     for mode in ("prefill_compute", "prefill_cache", "decode"):
         meters.add("sglang:realtime_tokens_total", 0, mode)
+    _set_evictions(meters, Evictions())
     _set_host_pools(meters, HostTotals())
     for mode in ("input", "device_hit", "host_hit", "storage_hit"):
         meters.add("sglang:prefill_effective_tokens_total", 0, mode)
@@ -169,11 +171,11 @@ def set_gauges(meters: Meters, engine: Engine, stats: EngineStats) -> None:
         "sglang:new_token_ratio": snapshot.new_token_ratio,
         "sglang:gen_throughput": stats.gen_throughput,
         "twinpool:resumable_prefixes": slots.evictable + slots.protected,
-        "sglang:evicted_tokens_total": snapshot.evicted_tokens_total,
+        "sglang:evicted_tokens_total": snapshot.evictions.n_kv_tokens,
         "sglang:num_retracted_requests_total": totals.retracted_requests,
         "sglang:num_retracted_input_tokens_total": totals.retracted_input_tokens,
         "sglang:num_retracted_output_tokens_total": totals.retracted_output_tokens,
-        "twinpool:evicted_states_total": snapshot.evicted_states_total,
+        "twinpool:evicted_states_total": snapshot.evictions.n_states,
         "twinpool:skipped_checkpoints_total": totals.skipped_checkpoints,
         "twinpool:published_checkpoints_total": totals.published_checkpoints,
         "twinpool:out_of_memory_aborts_total": totals.aborted_out_of_memory_requests,
@@ -190,11 +192,19 @@ def set_gauges(meters: Meters, engine: Engine, stats: EngineStats) -> None:
     }
     for holder, count in by_holder.items():
         meters.set("twinpool:state_slots", count, holder)
+    _set_evictions(meters, snapshot.evictions)
     if snapshot.host is not None:
         _set_host(meters, snapshot.host)
     disk = engine.view_disk()
     if disk is not None:
         _set_disk(meters, disk)
+
+
+def _set_evictions(meters: Meters, evictions: Evictions) -> None:
+    """What left the device's cache, by pool and reason."""
+    for pool, by_reason in (("full", evictions.kv_tokens), ("mamba", evictions.states)):
+        for reason, number in by_reason.items():
+            meters.set("twinpool:evictions_total", number, reason, pool)
 
 
 def _set_host(meters: Meters, host: HostCounts) -> None:

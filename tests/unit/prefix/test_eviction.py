@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.prefix.test_tree import Small, seq
+from twinpool.prefix.evict import Evictions
 
 
 def resume(small: Small, n: int) -> int:
@@ -24,7 +25,7 @@ def test_room_stops_at_the_first_tombstone_and_evict_goes_on() -> None:
     assert small.pages.available == 400 - 8
     small.tree.evict(slots=2)
     assert [resume(small, n) for n in (2, 4, 6, 8)] == [0, 0, 0, 8]
-    assert small.tree.evicted_states_total == 3
+    assert small.tree.evictions.states == {"kv_pressure": 0, "state_pressure": 3, "path_limit": 0}
 
 
 def test_kv_eviction_goes_up_the_chain_as_parents_become_leaves() -> None:
@@ -32,8 +33,21 @@ def test_kv_eviction_goes_up_the_chain_as_parents_become_leaves() -> None:
     chain(small, 2, 4, 6)
     assert small.tree.room_pages(400 - 6 + 3)
     assert (small.tree.n_nodes, small.pages.available) == (1, 398)
-    assert small.tree.evicted_tokens_total == 4
+    assert small.tree.evictions == Evictions(
+        {"kv_pressure": 4, "state_pressure": 0}, {"kv_pressure": 2, "state_pressure": 0, "path_limit": 0}
+    )
     assert small.slots.available == 19
+
+
+def test_kv_that_goes_with_the_state_of_its_leaf_says_so() -> None:
+    small = Small()
+    chain(small, 4, 9)
+    small.put(seq(3, base=1))
+    small.match(seq(9))
+    small.match(seq(4))
+    small.tree.evict(slots=2)
+    assert small.tree.evictions.kv_tokens == {"kv_pressure": 0, "state_pressure": 3 + 5}
+    assert small.tree.evictions.states == {"kv_pressure": 0, "state_pressure": 2, "path_limit": 0}
 
 
 def test_a_parent_is_as_recent_as_the_newest_use_below_it() -> None:
@@ -42,7 +56,7 @@ def test_a_parent_is_as_recent_as_the_newest_use_below_it() -> None:
     small.put(seq(3, base=7))
     small.match([*seq(4), 60])
     for leaf in leaves:
-        small.tree._evictor._evict_leaf(leaf)
+        small.tree._evictor._evict_leaf(leaf, "kv_pressure")
     small.tree.check()
     small.tree.evict(pages=1)
     assert small.match(seq(3, base=7), touch=False).kv_len == 0, (
@@ -64,7 +78,7 @@ def test_a_parent_inherits_uses_and_priority_of_what_was_evicted_below() -> None
             small.pages.free(result.freed_pages)
         small.put(seq(2, base=3))
         small.put(seq(2, base=3))
-        small.tree._evictor._evict_leaf(result.node)
+        small.tree._evictor._evict_leaf(result.node, "kv_pressure")
         small.tree.check()
         small.tree.evict(pages=1)
         assert small.match(seq(4), touch=False).kv_len == 4, policy

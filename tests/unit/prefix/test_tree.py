@@ -106,7 +106,7 @@ def test_interior_state_gone_the_deeper_one_still_serves() -> None:
     assert small.match(seq(4)).resume_len == 0
     assert small.match(seq(7)).resume_len == 7
     assert dict(small.match(seq(4)).reuse.gaps) == {"state_evicted": 4}
-    assert small.tree.evicted_states_total == 1
+    assert small.tree.evictions.states == {"kv_pressure": 0, "state_pressure": 1, "path_limit": 0}
 
 
 def test_a_leaf_that_loses_its_state_goes_whole() -> None:
@@ -174,7 +174,7 @@ def test_branching_of_three_prompts() -> None:
     small.put([*shared, *seq(10, base=1)])
     small.put([*shared, *seq(20, base=2)])
     for node in list(small.tree._evictor.states)[:2]:
-        small.tree._evictor.drop_state(node)
+        small.tree._evictor._drop_state(node, "state_pressure")
     found = small.match([*shared, *seq(10, base=1)])
     assert (found.kv_len, found.resume_len, found.branching) == (75, 0, 64)
     found = small.match(seq(40))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from twinpool.prefix.evict import Evictions
 from twinpool.replay.bound import Bounds
 from twinpool.replay.describe import Spread
 from twinpool.replay.host_use import HostUse
@@ -41,6 +42,9 @@ HOST = HostUse(
     loaded_tokens=64, loaded_states=1, loaded_bytes=10**8, dropped_tokens=128, dropped_states=2, unsaved_tokens=0,
     unsaved_states=0, failed_restores=1, kv_share=0.5, states_share=0.25, kv_free=0.25, states_free=0.25, resumable_share=0.9,
 )  # fmt: skip
+EVICTIONS = Evictions(
+    {"kv_pressure": 192, "state_pressure": 0}, {"kv_pressure": 1, "state_pressure": 0, "path_limit": 2}
+)
 SAMPLES = (
     PoolSample(0.0, 1, 0, 8, 0, 0, 3, 7, 0, 0, 3),
     PoolSample(5.0, 2, 1, 2, 3, 2, 4, 1, 2, 2, 5),
@@ -65,7 +69,8 @@ def outcome(
         ),
         counts=Counts(
             requests=4, warm_up=0, refused=1, first_refusal="it is too long.", output_tokens=30, computed_tokens=1000,
-            evicted_kv_tokens=192, evicted_states=3, published_checkpoints=7, skipped_checkpoints=1, retractions=retractions,
+            evicted_kv_tokens=192, evicted_states=3, evictions=EVICTIONS, published_checkpoints=7, skipped_checkpoints=1,
+            retractions=retractions,
             retracted_tokens=256, steps=40, peak_running=peak_running,
         ),
         times=Times(

@@ -21,7 +21,7 @@ def keys(value: object, path: str) -> Iterator[str]:
     if isinstance(value, dict):
         for name, part in value.items():
             yield f"{path}{name}"
-            if name != "gaps":
+            if name not in ("gaps", "evictions"):
                 yield from keys(part, "times.*." if name in SPREADS else f"{path}{name}.")
 
 

@@ -68,7 +68,8 @@ def test_counts() -> None:
         "448", "after eviction of a state 128, of KV 64, after retraction 256"
     )  # fmt: skip
     assert cells("checkpoints held, mean", rows)[1:] == ("2.0", "1.43 for each session alive")
-    assert cells("evicted states", rows)[1] == "3"
+    assert cells("evicted states", rows)[1:] == ("3", "1 for want of pages, 2 over --mamba-max-states-per-path")
+    assert cells("evicted KV tokens", rows)[1:] == ("192", "192 for want of pages")
     assert cells("checkpoints published", rows)[1:] == ("7", "1 skipped for want of a slot")
 
 

@@ -98,7 +98,7 @@ def test_eleven_pages_hold_two_prompts_and_the_third_evicts_the_oldest() -> None
     assert records["a2", 0].gaps == (("kv_evicted", 4), ("new", 1))
     tree = done.scheduler.book.tree
     # a for c; then c (4) for a2's five pages: 1 of 11 was free, 6 are b's.
-    assert (tree.evicted_tokens_total, tree.evicted_states_total) == (9, 2)
+    assert (tree.evictions.n_kv_tokens, tree.evictions.n_states) == (9, 2)
     assert sorted(depth for _, depth, _, _ in tree_of(tree)) == [5, 5, 6]
 
 
@@ -114,7 +114,7 @@ def test_three_slots_hold_two_states_beside_the_working_one() -> None:
     assert records["a2", 0].gaps == (("kv_evicted", 2), ("new", 1))
     assert records["c2", 0].gaps == (("no_checkpoint", 2), ("new", 1))  # the state is after three tokens, not two
     # a for c, b for a2; c2 leaves a state where it parts from c (c goes) and one at its end (a2 goes).
-    assert done.scheduler.book.tree.evicted_states_total == 4
+    assert done.scheduler.book.tree.evictions.n_states == 4
 
 
 def test_a_prompt_larger_than_the_pool_is_refused_counted_and_the_session_goes_on() -> None:

@@ -119,6 +119,34 @@ def test_metrics(client: TestClient, fake: Fake) -> None:
     assert found["sglang:load_back_duration_seconds_count", ""] == 0
 
 
+@pytest.mark.parametrize(
+    ("reason", "world"),
+    [
+        ("host_state_evicted", {"host": HostArena(total_bytes=10**5, page_bytes=8, slot_bytes=32, max_slots=3), "n_slots": 6}),
+        ("restore_failed", {"host": HostArena(total_bytes=10**5, page_bytes=8, slot_bytes=32), "n_slots": 2}),
+    ],
+)  # fmt: skip
+def test_what_the_host_could_not_give_reaches_response_and_metrics(reason: str, world: dict[str, object]) -> None:
+    fake = make_fake(n_pages=24, max_running=1, strategy="extra_buffer", **world)
+    with TestClient(fake.app, raise_server_exceptions=False) as client:
+        client.portal.call(fake.service.bridge.booted)
+        say(client, "a")
+        fake.world.tree.evict(pages=24, slots=6)  # nothing runs
+        say(client, "b")
+        again = say(client, "a")["reuse"]
+        assert reason in again["gaps"], again
+        assert again["reused"] + sum(again["gaps"].values()) == 12
+        found = samples(client.get("/metrics").text)
+    assert found["twinpool:reuse_gap_tokens_total", reason] == again["gaps"][reason]
+    assert found["twinpool:failed_restores_total", ""] == (reason == "restore_failed")
+    evictions = fake.world.tree.evictions
+    assert found["sglang:evicted_tokens_total", ""] == evictions.n_kv_tokens > 0
+    assert found["twinpool:evicted_states_total", ""] == evictions.n_states > 0
+    for pool, by_reason in (("full", evictions.kv_tokens), ("mamba", evictions.states)):
+        for why, number in by_reason.items():
+            assert found["twinpool:evictions_total", f"{pool},{why}"] == number
+
+
 def test_flush_clears_the_host_tier_too(client: TestClient, fake: Fake) -> None:
     for letter in LETTERS:
         say(client, letter)
