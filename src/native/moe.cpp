@@ -93,11 +93,24 @@ std::vector<std::pair<int, float>> choose(const float* logits, int n, const Rout
     return chosen;
 }
 
+// The router's logits of x, rounded to T, or of x as float32 where the router is float32.
 template <class T>
-std::vector<std::vector<Choice>> route(const Moe& layer, const T* x, int rows) {
-    int n = layer.router->n(), k = layer.router->k();
-    std::vector<T> logits(size_t(rows) * size_t(n));
-    layer.router->run(x, k, rows, logits.data(), n, nullptr, false);
+std::vector<T> logits_of(const Linear& router, const T* x, int rows) {
+    std::vector<T> logits(size_t(rows) * size_t(router.n()));
+    router.run(x, router.k(), rows, logits.data(), router.n(), nullptr, false);
+    return logits;
+}
+
+template <class T>
+std::vector<float> wide_logits_of(const Linear& router, const T* x, int rows) {
+    std::vector<float> wide(size_t(rows) * size_t(router.k()));
+    std::transform(x, x + wide.size(), wide.begin(), [](T value) { return to_float(value); });
+    return logits_of(router, wide.data(), rows);
+}
+
+template <class T, class L>
+std::vector<std::vector<Choice>> route(const Moe& layer, const std::vector<L>& logits, int rows) {
+    int n = layer.router->n();
     std::vector<std::vector<Choice>> by_expert(static_cast<size_t>(n));
     std::vector<float> wide(static_cast<size_t>(n));
     for (int r = 0; r < rows; ++r) {
@@ -123,7 +136,9 @@ void expert(const Linear& gate_up, const Linear& down, bool squared, const T* x,
 template <class T>
 void run(const Moe& layer, const T* x, int rows, T* y, const T* residual) {
     int hidden = layer.router->k();
-    auto by_expert = route(layer, x, rows);
+    const Linear& router = *layer.router;
+    auto by_expert = router.dtype() == Dtype::f32 ? route<T>(layer, wide_logits_of(router, x, rows), rows)
+                                                  : route<T>(layer, logits_of(router, x, rows), rows);
     std::vector<T> work, in, out(size_t(rows) * size_t(hidden)), total(size_t(rows) * size_t(hidden), T{});
     for (size_t e = 0; e < by_expert.size(); ++e) {
         const auto& chosen = by_expert[e];
@@ -160,7 +175,7 @@ void run(const Moe& layer, const T* x, int rows, T* y, const T* residual) {
 }  // namespace
 
 void moe(const Moe& layer, const void* x, int rows, void* y, const void* residual) {
-    with_type(layer.router->dtype(), [&](auto* t) {
+    with_type(layer.down.front()->dtype(), [&](auto* t) {
         using T = std::remove_pointer_t<decltype(t)>;
         run(layer, static_cast<const T*>(x), rows, static_cast<T*>(y), static_cast<const T*>(residual));
     });

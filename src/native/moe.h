@@ -17,7 +17,7 @@ struct Routing {
 };
 
 struct Moe {
-    const Linear* router;                       // -> experts
+    const Linear* router;                       // -> experts; of the experts' dtype, or float32
     std::vector<const Linear*> gate_up, down;   // an expert each: -> 2 * intermediate (or 1 *, squared_relu), -> hidden
     const Linear *shared_gate_up, *shared_down; // null without a shared expert
     const Linear* shared_gate;                  // -> 1; null: the shared expert counts whole
@@ -25,7 +25,7 @@ struct Moe {
     bool squared_relu;                          // down(relu(up)^2) instead of down(silu(gate) * up)
 };
 
-// y[i] = round(residual[i] + moe(x[i])); x, y, residual: [rows, hidden] of the layers' dtype, contiguous; y may be residual.
+// y[i] = round(residual[i] + moe(x[i])); x, y, residual: [rows, hidden] of the experts' dtype, contiguous; y may be residual.
 void moe(const Moe& layer, const void* x, int rows, void* y, const void* residual);
 
 }  // namespace tp

@@ -112,12 +112,14 @@ def kda_layer(shape: KdaShape, random: Callable[..., torch.Tensor]) -> Layer:
         opened, decay, gate = x.split(sizes, -1)
         return kda.mix(kernel, step, layer, opened, decay=decay, gate=gate)
 
+    norm_weight = 1 + random(shape.head_dim, scale=0.1)
     kernel = KdaKernel(
         shape,
         conv_weight=random(3 * inner, shape.kernel, scale=0.4),
         a_log=random(shape.heads),
         dt_bias=random(inner),
-        norm_weight=1 + random(shape.head_dim, scale=0.1),
+        norm_weight=norm_weight,
+        dtype=norm_weight.dtype,
     )
     return Layer(kernel, mix, sum(sizes), (shape.kernel - 1, 3 * inner), (shape.heads, shape.head_dim, shape.head_dim))
 

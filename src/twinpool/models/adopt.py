@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +153,8 @@ def load_model(
     weights, a model that has to `join` the others. Raises ModelError if the architecture is not adopted or cannot be shared, or
     weights are missing, unknown, unreadable or of another shape than config.json says.
     """
+    from transformers.modeling_utils import local_torch_dtype
+
     config_json = read_config(folder)
     source = _source_of(config_json)
     modeling, configuration = (
@@ -166,15 +168,25 @@ def load_model(
     if share is not None:
         sharing = _Sharing.of(source.sharding, config, share)
         config = sharing.part
-    with torch.device("meta"):
-        model = getattr(modeling, source.model)(config)
-        model = model if hasattr(model, "lm_head") else WithHead(model)
+    # Parameters that transformers declares or keeps as float32 are so here: routers, decays.
+    try:
+        with torch.device("meta"), local_torch_dtype(DTYPES[dtype]):
+            model = getattr(modeling, source.model)(config)
+            model = model if hasattr(model, "lm_head") else WithHead(model)
+    except (
+        AssertionError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # transformers' code, of sizes that it did not check
+        raise ModelError(f"{folder / 'config.json'} makes no {source.model}: {_one_line(error)}.") from error
+    wide = model.base_model._get_dtype_plan(DTYPES[dtype])
     ignored = (*source.ignored, *_draft_layers(config))
     tensors = read_weights(folder, ignored=ignored, renamed=source.renamed, joined=source.joined)
     if sharing is not None:
         share_of_weights(tensors, sharing.whole, sharing.sharding, sharing.share)
         narrow(model, tensors, sharing.sharding)
-    assign_weights(model, tensors, dtype=DTYPES[dtype], folder=folder)
+    assign_weights(model, tensors, wide=wide, folder=folder)
     place = torch.device(device)
     with torch.inference_mode():
         model.to(place) if place.type != "cpu" else None
@@ -197,18 +209,32 @@ def _text_config(config_class: Any, config_json: Mapping[str, Any], folder: Path
     """transformers' config object of the text part; refuses what our layers do not do."""
     text = dict(config_json.get("text_config", config_json))
     if "text_config" in config_json:
-        text["tie_word_embeddings"] = config_json.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
+        # The outer value counts, in LFM2-VL under its first name.
+        said = [config_json[key] for key in ("tie_word_embeddings", "tie_embedding") if key in config_json]
+        text |= {"tie_word_embeddings": said[0]} if said else {}
     try:
         config = config_class(**json.loads(json.dumps(text), object_hook=_plain_float))
     except (TypeError, ValueError, StrictDataclassError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise ModelError(f"{folder / 'config.json'} is not a {config_class.__name__}: {reason}.") from error
+        raise ModelError(f"{folder / 'config.json'} is not a {config_class.__name__}: {_one_line(error)}.") from error
+    _check_nulls(config)
     rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope_type in _MOVING_ROPE:
         raise ModelError(
             f"config.json says rope_type='{rope_type}', which does not run here; use 'default', 'linear' or 'yarn'."
         )
     return config
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".")
+
+
+def _check_nulls(config: Any) -> None:
+    """Some keys may be null by their type, and then nothing can be made of them. Tokens may be missing."""
+    for field in fields(config):
+        needed = field.default not in (None, MISSING) and not field.name.endswith("_token_id")
+        if needed and getattr(config, field.name) is None:
+            raise ModelError(f"config.json says {field.name}=null; it must have a value, such as {field.default}.")
 
 
 def _check_activation(config: Any, source: Source) -> None:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from twinpool.errors import ModelError
 from twinpool.models.bound import Step
 from twinpool.models.group import Adds
 from twinpool.models.native import CODES, native, use_native
@@ -26,6 +27,7 @@ class Linear(nn.Module):
         weight = weights[0] if len(weights) == 1 else torch.cat(list(weights))
         bias = None if biases is None else torch.cat(list(biases)).contiguous()
         self.n, self.k = weight.shape
+        self.dtype = weight.dtype
         self.size_bytes = weight.numel() * weight.element_size()
         self.handle: Any = None
         self.weight: torch.Tensor | None = None
@@ -181,7 +183,8 @@ def squared_relu(x: torch.Tensor) -> torch.Tensor:
 class Router:
     """How experts are chosen and weighted.
 
-    linear: to one logit an expert; scores are their softmax, or sigmoids. bias: float32 [experts], added for choosing only.
+    linear: to one logit an expert, of the model's dtype or float32; scores are their softmax, or sigmoids. bias: float32 [experts],
+    added for choosing only.
     groups: experts are in equal groups, and only the top_groups with the largest sum of their two best scores are open.
     normalise: weights are divided by their sum + epsilon; scale: a factor on them, last.
     """
@@ -196,9 +199,20 @@ class Router:
     epsilon: float = 0.0
     scale: float = 1.0
 
+    def __post_init__(self) -> None:
+        """Raises ModelError when there are fewer open experts than a token needs."""
+        experts = self.linear.n
+        regular = experts % self.groups == 0 and 1 <= self.top_groups <= self.groups
+        opened = experts // self.groups * self.top_groups if regular else 0
+        if not 1 <= self.top_k <= opened:
+            raise ModelError(
+                f"config.json asks for {self.top_k} of {experts} experts a token (num_experts_per_tok) from {self.top_groups} "
+                f"of {self.groups} groups (topk_group, n_group), which have {opened}."
+            )
+
     def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(weights float32, experts int64), both [T, top_k], of x [T, hidden_size]."""
-        logits = self.linear.forward(x).float()
+        logits = self.linear.forward(x.to(self.linear.dtype)).float()
         scores = logits.sigmoid() if self.sigmoid else logits.softmax(-1)
         keys = scores if self.bias is None else scores + self.bias
         if self.groups > 1:

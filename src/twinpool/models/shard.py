@@ -100,7 +100,8 @@ def narrow(model: torch.nn.Module, tensors: dict[str, torch.Tensor], sharding: S
     pattern = re.compile(rf".*{sharding.narrowed}")
     for name in (name for name in tensors if pattern.fullmatch(name)):
         path, _, leaf = name.rpartition(".")
-        asked = torch.nn.Parameter(torch.empty(tensors[name].shape, device="meta"), requires_grad=False)
+        dtype = model.get_parameter(name).dtype
+        asked = torch.nn.Parameter(torch.empty(tensors[name].shape, dtype=dtype, device="meta"), requires_grad=False)
         setattr(model.get_submodule(path), leaf, asked)
 
 

@@ -44,19 +44,19 @@ def read_weights(
 
 
 def assign_weights(
-    model: torch.nn.Module, tensors: dict[str, torch.Tensor], *, dtype: torch.dtype, folder: Path
+    model: torch.nn.Module, tensors: dict[str, torch.Tensor], *, wide: Iterable[str], folder: Path
 ) -> None:
-    """Give `model`'s parameters the tensors of their names, in `dtype`, and its saved buffers theirs, in the dtype they have.
+    """Give `model`'s parameters and saved buffers the tensors of their names, in the dtype that each of them has.
 
-    Those that transformers ties to another get that one's; a tensor of their own, if stored, is not looked at.
+    wide: regular expressions in names of parameters that are float32 all the same. Those that transformers ties to another get
+    that one's, unless a tensor of their own is stored that differs, as transformers does it.
 
-    Raises ModelError naming what is missing, what is unknown, or whose shape differs from the config's.
+    Raises ModelError naming what is missing, unknown or empty, or whose shape differs from the config's.
     """
-    parameters = model.state_dict(keep_vars=True)
-    tied: dict[str, str] = model.all_tied_weights_keys  # type: ignore[assignment]
+    parameters, patterns = model.state_dict(keep_vars=True), tuple(wide)
+    tied = _tied(model.all_tied_weights_keys, tensors)  # type: ignore[arg-type]
     for name in tied:
         parameters.pop(name, None)
-        tensors.pop(name, None)
     missing, unknown = sorted(parameters.keys() - tensors.keys()), sorted(tensors.keys() - parameters.keys())
     if missing:
         raise ModelError(f"the weights in {folder} lack {_list(missing)}, which config.json asks for.")
@@ -64,14 +64,30 @@ def assign_weights(
         raise ModelError(f"the weights in {folder} hold {_list(unknown)}, which config.json does not ask for.")
     for name, parameter in parameters.items():
         tensor = tensors.pop(name)
+        if parameter.numel() == 0:
+            raise ModelError(f"{name} has no elements by config.json: {list(parameter.shape)}.")
         if tensor.shape != parameter.shape:
             shapes = f"{list(tensor.shape)} in the weights and {list(parameter.shape)} by config.json"
             raise ModelError(f"{name} in {folder} is {shapes}.")
-        learned = isinstance(parameter, torch.nn.Parameter)
-        value = torch.nn.Parameter(tensor.to(dtype), requires_grad=False) if learned else tensor.to(parameter.dtype)
-        _place(model, name, value)
+        if isinstance(parameter, torch.nn.Parameter):
+            kept = torch.float32 if any(re.search(pattern, name) for pattern in patterns) else parameter.dtype
+            _place(model, name, torch.nn.Parameter(tensor.to(kept), requires_grad=False))
+        else:
+            _place(model, name, tensor.to(parameter.dtype))
     for name, source in tied.items():
         _place(model, name, model.get_parameter(source))
+
+
+def _tied(names: Mapping[str, str], tensors: dict[str, torch.Tensor]) -> dict[str, str]:
+    """Those of `names` (a name -> the one it is tied to) that are one tensor, which then is stored under the second name only."""
+    tied = {}
+    for name, source in names.items():
+        own = tensors.get(name)
+        if own is not None and not torch.equal(own, tensors.setdefault(source, own)):
+            continue
+        tensors.pop(name, None)
+        tied[name] = source
+    return tied
 
 
 def _files(folder: Path) -> list[Path]:

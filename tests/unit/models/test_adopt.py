@@ -11,7 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tests.tiny_models import _COMMON, FAMILIES, tiny_checkpoint
+from tests.tiny_models import _COMMON, FAMILIES, VOCAB, tiny_checkpoint
 from twinpool.errors import ModelError
 from twinpool.models.adopt import SOURCES, _rotary_table, load_model
 from twinpool.models.blocks import Linear, Moe
@@ -86,6 +86,27 @@ def test_tied_embeddings_need_no_head_and_draft_layers_are_left_out(cache_dir: P
     torch.testing.assert_close(heads_of(model), embeddings.sum(1)[None], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("family", ["lfm2", "lfm2_moe", "falcon_mamba", "qwen3_5"])
+def test_a_head_beside_the_embeddings_is_used_if_it_differs(family: str, cache_dir: Path, tmp_path: Path) -> None:
+    """Some configs do not say whether the two are one, and their classes do not agree on what that means."""
+    folder = tmp_path / "a"
+    shutil.copytree(tiny_checkpoint(family, cache_dir), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).get_output_embeddings()
+    torch.testing.assert_close(
+        heads_of(load_model(folder, dtype="float32")), theirs.weight.sum(1)[None], atol=1e-4, rtol=1e-4
+    )
+    stored = load_file(folder / "model.safetensors")
+    (embeddings,) = (name for name in stored if "embed" in name and "norm" not in name)
+    head = stored.pop("lm_head.weight")
+    expected = stored[embeddings].sum(1)[None]
+    one = changed(folder, tmp_path / "b", {"lm_head.weight": stored[embeddings].clone()})
+    torch.testing.assert_close(heads_of(load_model(one, dtype="float32")), expected, atol=1e-4, rtol=1e-4)
+    other = changed(folder, tmp_path / "c", {embeddings: None})
+    torch.testing.assert_close(heads_of(load_model(other, dtype="float32")), head.sum(1)[None], atol=1e-4, rtol=1e-4)
+
+
 def test_saved_buffers_are_asked_for_and_keep_their_dtype(cache_dir: Path, tmp_path: Path) -> None:
     folder, name = tiny_checkpoint("lfm2_moe", cache_dir), "model.layers.1.feed_forward.expert_bias"
     with pytest.raises(ModelError, match=rf"lack {name}"):
@@ -105,6 +126,42 @@ def test_a_config_of_the_wrong_kind_is_one_sentence(cache_dir: Path, tmp_path: P
     (tmp_path / "a/config.json").write_text(json.dumps({**config, "position_embedding_type": "alibi"}))
     with pytest.raises(ModelError, match="position_embedding_type='alibi'; only 'rope' and 'nope' run here"):
         load_model(tmp_path / "a", dtype="float32")
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize(
+    ("family", "change", "message"),
+    [
+        (
+            "kimi",
+            {"num_shared_experts": 0},
+            r"shared_experts\.gate_proj\.weight has no elements by config\.json: \[0, 32\]",
+        ),
+        ("kimi", {"num_experts_per_token": None}, r"num_experts_per_tok=null; it must have a value, such as 8\."),
+        (
+            "kimi",
+            {"pad_token_id": VOCAB},
+            r"makes no KimiLinearForCausalLM: Padding_idx must be within num_embeddings\.",
+        ),
+        ("granite", {"logits_scaling": 0.0}, r"logits_scaling=0\.0; it must not be zero"),
+        ("granite", {"time_step_limit": None}, r"time_step_limit=null; it must have a value, such as \(0\.0, inf\)\."),
+        ("bamba", {"mamba_d_state": None}, r"mamba_d_state=null; it must have a value, such as 256\."),
+    ],
+)
+def test_sizes_that_make_no_model_are_refused(
+    family: str, change: dict[str, object], message: str, cache_dir: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(tiny_checkpoint(family, cache_dir), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **change}))
+    weights = load_file(folder / "model.safetensors")
+    shared = {
+        name: torch.zeros(0) for name in weights if change.get("num_shared_experts") == 0 and "shared_exp" in name
+    }
+    save_file({**weights, **shared}, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=message):
+        load_model(folder, dtype="float32")
 
 
 def test_experts_may_be_stored_one_by_one(cache_dir: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from twinpool.errors import ModelError
 from twinpool.models.blocks import (
     Linear,
     Mlp,
@@ -94,7 +95,9 @@ def test_squared_relu() -> None:
     torch.testing.assert_close(squared_relu(x), torch.tensor([[0.0, 0.0, 4.0, torch.nan]]), equal_nan=True)
 
 
-def make_moe(dtype: torch.dtype, *, hidden: int = 24, width: int = 10, experts: int = 6) -> Moe:
+def make_moe(
+    dtype: torch.dtype, *, hidden: int = 24, width: int = 10, experts: int = 6, router_dtype: torch.dtype | None = None
+) -> Moe:
     def mlp(seed: int) -> Mlp:
         gate_up, down = (
             randn(2 * width, hidden, dtype=dtype, seed=seed),
@@ -103,7 +106,9 @@ def make_moe(dtype: torch.dtype, *, hidden: int = 24, width: int = 10, experts: 
         return Mlp(gate_up=Linear([gate_up / 4]), down=Linear([down / 4]))
 
     return Moe(
-        router=Router(linear=Linear([randn(experts, hidden, dtype=dtype, seed=7)]), top_k=2, normalise=True),
+        router=Router(
+            linear=Linear([randn(experts, hidden, dtype=router_dtype or dtype, seed=7)]), top_k=2, normalise=True
+        ),
         experts=[mlp(10 * i) for i in range(experts)],
         shared=mlp(500),
         shared_gate=Linear([randn(1, hidden, dtype=dtype, seed=8)]),
@@ -120,6 +125,17 @@ def test_experts_agree_with_torch_and_do_not_depend_on_mates(dtype: torch.dtype)
     assert torch.equal(torch.cat(single), whole)
     set_threads(1)
     assert torch.equal(moe(x, torch.zeros_like(x)), whole)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_router_may_be_float32(dtype: torch.dtype) -> None:
+    """The compiled form chooses by the unrounded logits: a rounded router sends some of these tokens elsewhere."""
+    moe, x = make_moe(dtype, router_dtype=torch.float32), randn(2000, 24, dtype=dtype, seed=9)
+    whole, expected = moe(x, torch.zeros_like(x)).float(), moe._forward_torch(x, torch.zeros_like(x)).float()
+    assert ((whole - expected).norm(dim=-1) < 4 * TOLERANCE[dtype] * (1 + expected.norm(dim=-1))).all()
+    if dtype == torch.bfloat16:
+        rounded = make_moe(dtype)(x, torch.zeros_like(x)).float()
+        assert not ((rounded - expected).norm(dim=-1) < 4 * TOLERANCE[dtype] * (1 + expected.norm(dim=-1))).all()
 
 
 ROUTERS = {
@@ -184,3 +200,12 @@ def test_a_row_of_nan_spoils_only_itself() -> None:
     others = torch.tensor([0, 1, 3, 4])
     assert torch.equal(spoiled[others], clean[others])
     assert not spoiled[2].isfinite().any()
+
+
+@pytest.mark.parametrize(
+    ("top_k", "groups", "top_groups", "opened"), [(0, 1, 1, 6), (7, 1, 1, 6), (3, 3, 1, 2), (1, 4, 1, 0), (1, 3, 0, 0)]
+)
+def test_fewer_open_experts_than_a_token_needs(top_k: int, groups: int, top_groups: int, opened: int) -> None:
+    message = rf"asks for {top_k} of 6 experts .* from {top_groups} of {groups} groups .*, which have {opened}\."
+    with pytest.raises(ModelError, match=message):
+        Router(linear=Linear([randn(6, 24)]), top_k=top_k, normalise=True, groups=groups, top_groups=top_groups)

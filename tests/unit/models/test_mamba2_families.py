@@ -51,6 +51,12 @@ def with_config(folder: Path, to: Path, change: dict[str, Any]) -> Path:
             {"time_step_limit": [0.0, 0.5]},
             r"time_step_limit=\[0.0, 0.5\]; steps are bounded by time_step_min=0.3",
         ),
+        (
+            "nemotron",
+            {"time_step_limit": [0.4, 1e30]},
+            r"time_step_limit=\[0.4, 1e\+30\]; steps are bounded by time_step_min=0.3",
+        ),
+        ("nemotron", {"time_step_limit": [0.1]}, r"time_step_limit=\[0.1\]; steps are bounded"),
         ("nemotron", {"attention_head_dim": 8}, "attention_head_dim=8 and head_dim=16, which must agree"),
         ("falcon", {"hidden_act": "gelu"}, "hidden_act='gelu'; only 'silu' runs here"),
         ("bamba", {"hidden_act": "gelu"}, "hidden_act='gelu'; only 'silu' runs here"),

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from twinpool.errors import ModelError
 from twinpool.models.shard import Sharding
 
 
@@ -69,6 +70,18 @@ class WithHead(nn.Module):
     def get_input_embeddings(self) -> Any:
         """Its table of embeddings."""
         return self.model.get_input_embeddings()
+
+
+def only_text(model_type: str) -> Callable[[Any], None]:
+    """A check of models that may be built around any text model: raises ModelError for another than this."""
+
+    def check(config: Any) -> None:
+        if config.model_type != model_type:
+            raise ModelError(
+                f"config.json says model_type='{config.model_type}' of the text; only '{model_type}' runs here."
+            )
+
+    return check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

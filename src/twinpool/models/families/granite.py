@@ -16,11 +16,13 @@ from twinpool.models.shard import ATTENTION, COLUMNS, Sharding, cut
 
 
 def check(config: Any) -> None:
-    """Raise ModelError for positions that are neither rotary nor left out."""
+    """Raise ModelError for positions that are neither rotary nor left out, and for logits over zero."""
     if config.position_embedding_type not in (None, "nope", "rope"):
         raise ModelError(
             f"config.json says position_embedding_type='{config.position_embedding_type}'; only 'rope' and 'nope' run here."
         )
+    if not config.logits_scaling:
+        raise ModelError(f"config.json says logits_scaling={config.logits_scaling}; it must not be zero.")
 
 
 def build(parts: Parts) -> Decoder:

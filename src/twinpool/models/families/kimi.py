@@ -69,15 +69,11 @@ def feed_forward(module: Any) -> Mlp | Moe:
 
 def make_router(gate: Any) -> Router:
     """Ours with the weights of a transformers DeepSeek-V3 router."""
-    bias = gate.e_score_correction_bias
-    if gate.num_group > 1:
-        # Experts of closed groups count as 0 for us and as minus infinity for transformers: no open one may come below.
-        bias = bias - bias.min().clamp(max=0.0)
     return Router(
         linear=Linear([gate.weight]),
         top_k=gate.top_k,
         sigmoid=True,
-        bias=bias,
+        bias=gate.e_score_correction_bias,
         groups=gate.num_group,
         top_groups=gate.topk_group,
         normalise=gate.norm_topk_prob,

@@ -1,14 +1,15 @@
-"""LFM2 and LFM2-MoE: short convolution or attention, then an MLP or experts."""
+"""LFM2, LFM2-MoE and the text part of LFM2-VL: short convolution or attention, then an MLP or experts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from twinpool.models.attention.layer import HeadNorms, adopt_attention
 from twinpool.models.blocks import Linear, Mlp, Moe, PreNormLayer, RmsNorm, Router, make_experts
-from twinpool.models.families.base import Decoder, Parts, Source
+from twinpool.models.families.base import Decoder, Parts, Source, only_text
 from twinpool.models.shard import ATTENTION, COLUMNS, EXPERTS_GATE_UP, ROWS, Sharding, cut, on_first
 from twinpool.models.shortconv.layer import adopt_short_conv
 
@@ -91,9 +92,14 @@ _RENAMED = {
     r"(\.experts\.\d+)\.w3\.": r"\1.up_proj.",
     r"(\.experts\.\d+)\.w2\.": r"\1.down_proj.",
 }
+_DENSE = Source(module="lfm2", config="Lfm2Config", model="Lfm2ForCausalLM", build=build, sharding=SHARDING)
 SOURCES = {
-    "Lfm2ForCausalLM": Source(
-        module="lfm2", config="Lfm2Config", model="Lfm2ForCausalLM", build=build, sharding=SHARDING
+    "Lfm2ForCausalLM": _DENSE,
+    "Lfm2VlForConditionalGeneration": replace(
+        _DENSE,
+        check=only_text("lfm2"),
+        ignored=("model.vision_tower.", "model.multi_modal_projector."),
+        renamed={r"^model\.language_model\.": "model."},
     ),
     "Lfm2MoeForCausalLM": Source(
         module="lfm2_moe",

@@ -89,10 +89,10 @@ def check(config: Any) -> None:
         said = getattr(config, key)
         if said != value:
             raise ModelError(f"config.json says {key}={said!r}; only {value!r} runs here.")
-    least, most = config.time_step_limit
-    if least > config.time_step_min or most < 1e30:
+    limits = list(config.time_step_limit)
+    if len(limits) != 2 or limits[0] > config.time_step_min or limits[1] < 1e30:
         raise ModelError(
-            f"config.json says time_step_limit={[least, most]}; steps are bounded by time_step_min={config.time_step_min} only."
+            f"config.json says time_step_limit={limits}; steps are bounded by time_step_min={config.time_step_min} only."
         )
     width = getattr(config, "attention_head_dim", None)
     if width not in (None, config.head_dim):

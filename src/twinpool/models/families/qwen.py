@@ -7,10 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from twinpool.errors import ModelError
 from twinpool.models.attention.layer import HeadNorms, adopt_attention
 from twinpool.models.blocks import Linear, Mlp, Moe, PreNormLayer, Router, ZeroCentredNorm, make_experts
-from twinpool.models.families.base import Decoder, Parts, Source
+from twinpool.models.families.base import Decoder, Parts, Source, only_text
 from twinpool.models.gdn.layer import adopt_gdn
 from twinpool.models.gdn.sharding import qkv_heads
 from twinpool.models.shard import ATTENTION, COLUMNS, EXPERTS_GATE_UP, ROWS, Sharding, cut
@@ -62,14 +61,6 @@ def _feed_forward(module: Any) -> Mlp | Moe:
     )
 
 
-def _check_text(config: Any) -> None:
-    """MiniCPM-V may be built around any text model."""
-    if config.model_type != "qwen3_5_text":
-        raise ModelError(
-            f"config.json says model_type='{config.model_type}' of the text; only 'qwen3_5_text' runs here."
-        )
-
-
 # Qwen3-Next has what belongs to a key head together, so that equal parts of its rows are heads as well.
 SHARDING = Sharding(
     divided=(
@@ -112,7 +103,7 @@ def _source(module: str, config: str, model: str, *, nested: bool = False) -> So
 _DENSE = ("qwen3_5", "Qwen3_5TextConfig", "Qwen3_5ForCausalLM")
 _SPARSE = ("qwen3_5_moe", "Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM")
 _MINICPM = replace(
-    _source(*_DENSE, nested=True), check=_check_text, ignored=("mtp.", "model.vision_tower.", "model.merger.")
+    _source(*_DENSE, nested=True), check=only_text("qwen3_5_text"), ignored=("mtp.", "model.vision_tower.", "model.merger.")
 )
 SOURCES = {
     "Qwen3NextForCausalLM": _source("qwen3_next", "Qwen3NextConfig", "Qwen3NextForCausalLM"),

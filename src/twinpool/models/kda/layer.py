@@ -69,6 +69,8 @@ def adopt_kda(module: Any, *, layer: int, lower_bound: float | None) -> KdaMixer
         a_log=forget.A_log,
         dt_bias=forget.dt_bias,
         norm_weight=module.o_norm.weight,
+        # The convolution's weights may be float32 for themselves.
+        dtype=module.q_proj.weight.dtype,
     )
     last = (forget.f_a_proj, module.g_a_proj) if narrow else (forget.f_proj, module.g_proj)
     inputs = (module.q_proj, module.k_proj, module.v_proj, module.b_proj, *last)

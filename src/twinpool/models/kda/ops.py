@@ -36,7 +36,8 @@ class KdaShape:
 class KdaKernel:
     """A layer's constants, prepared once.
 
-    conv_weight [3 inner, kernel] over q | k | v, a_log: one number a head, dt_bias [inner], norm_weight [head_dim].
+    conv_weight [3 inner, kernel] over q | k | v, a_log: one number a head, dt_bias [inner], norm_weight [head_dim], of any dtype;
+    dtype: of activations.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class KdaKernel:
         a_log: torch.Tensor,
         dt_bias: torch.Tensor,
         norm_weight: torch.Tensor,
+        dtype: torch.dtype,
     ) -> None:
         self.shape = shape
         self.taps = conv_weight.float().T.contiguous()
@@ -60,7 +62,7 @@ class KdaKernel:
                 kernel=shape.kernel,
                 eps=shape.eps,
                 lower_bound=math.nan if shape.lower_bound is None else shape.lower_bound,
-                dtype=CODES[conv_weight.dtype],
+                dtype=CODES[dtype],
                 conv_weight=self.taps.data_ptr(),
                 rate=self.rate.data_ptr(),
                 dt_bias=self.dt_bias.data_ptr(),
