@@ -103,7 +103,9 @@ def _source(module: str, config: str, model: str, *, nested: bool = False) -> So
 _DENSE = ("qwen3_5", "Qwen3_5TextConfig", "Qwen3_5ForCausalLM")
 _SPARSE = ("qwen3_5_moe", "Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM")
 _MINICPM = replace(
-    _source(*_DENSE, nested=True), check=only_text("qwen3_5_text"), ignored=("mtp.", "model.vision_tower.", "model.merger.")
+    _source(*_DENSE, nested=True),
+    check=only_text("qwen3_5_text"),
+    ignored=("mtp.", "model.vision_tower.", "model.merger."),
 )
 SOURCES = {
     "Qwen3NextForCausalLM": _source("qwen3_next", "Qwen3NextConfig", "Qwen3NextForCausalLM"),
