@@ -58,9 +58,9 @@ class HostFill:
     """Before the forward: what was read from the disk goes to the host. kv: bytes of the host_pages (int32); state: of host_slot."""
 
     host_pages: Int32Array
-    kv: memoryview
+    kv: memoryview | bytes
     host_slot: int
-    state: memoryview
+    state: memoryview | bytes
 
 
 Order = SlotOrder | HostCopy | Freed | StoreCopy | HostFill

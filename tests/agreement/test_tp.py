@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import socket
 import subprocess
 import sys
@@ -123,11 +124,12 @@ def test_tokens_of_one_rank(family: str, strategy: str, changes: dict[str, objec
         assert (snapshot.evictions.n_kv_tokens > 0) == (strategy != "off")
 
 
-def test_host_tier_of_every_rank_and_a_rank_killed_while_it_works() -> None:
+def test_tiers_of_every_rank_and_a_rank_killed_while_it_works(tmp_path: Path) -> None:
     folder, prompts = checkpoint("qwen3_5"), [prompt(i, 100) for i in range(6)]
     expected = tokens(say_alone(folder, prompts, TURN))
     host = {"enable_hierarchical_cache": True, "hicache_size": 0.01, "max_total_tokens": 300}
-    with LLM(str(folder), tp_size=2, device_memory="64MiB", mamba_track_interval=64, **host) as llm:
+    disk = {"hicache_storage_backend": "file", "hicache_storage_path": str(tmp_path)}
+    with LLM(str(folder), tp_size=2, device_memory="64MiB", mamba_track_interval=64, **host, **disk) as llm:
         (follower,) = followers()
         assert not llm.engine._ranks.meeting.parent.exists()
         for _ in range(2):
@@ -141,6 +143,40 @@ def test_host_tier_of_every_rank_and_a_rank_killed_while_it_works() -> None:
             _work(llm)
         with pytest.raises(RankLost):
             llm.generate([prompt(1, 5)], SamplingParams(max_tokens=2))
+    written = [path.read_bytes() for path in tmp_path.iterdir()]
+    assert len(written) >= len(prompts)
+    assert all(hashlib.sha256(data[:-32]).digest() == data[-32:] for data in written)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("family", ["qwen3_5", "falcon_mamba"])
+def test_disk_tier_of_all_ranks(family: str, tmp_path: Path) -> None:
+    """What two ranks have written two ranks find, one rank does not; a file that is damaged is one for both of them."""
+    folder, prompts = checkpoint(family), [prompt(i, 300) for i in range(3)]
+    disk = {
+        "enable_hierarchical_cache": True, "hicache_size": 0.05, "hicache_storage_backend": "file", "hicache_storage_size": 1.0,
+        "hicache_storage_path": str(tmp_path), "hicache_storage_prefetch_policy": "wait_complete",
+    }  # fmt: skip
+
+    def run(prompts: list[list[int]], ranks: int = 2) -> tuple[Said, list[bool]]:
+        """What is said one after another, and whether at least 256 tokens came from the disk."""
+        with tiny_llm(folder, tp_size=ranks, **disk) as llm:
+            done = [llm.generate([p], TURN)[0] for p in prompts]
+            said = [(one.token_ids, tuple(p.logprob for p in one.logprobs)) for one in done]
+            return said, [one.reuse.from_storage >= 256 for one in done]
+
+    first, from_disk = run(prompts)
+    assert from_disk == [False] * 3
+    longer = [p + list(said) + prompt(i, 9) for i, (p, (said, _)) in enumerate(zip(prompts, first, strict=True))]
+    second, from_disk = run(longer)
+    assert from_disk == [True] * 3
+    alone, from_disk = run(longer, ranks=1)
+    assert (tokens(alone), from_disk) == (tokens(second), [False] * 3)
+    for path in tmp_path.glob("*.safetensors"):
+        data = bytearray(path.read_bytes())
+        data[-40] ^= 1  # of the state of the last rank
+        path.write_bytes(data)
+    assert run(longer) == (second, [False] * 3)  # to the last bit
 
 
 def _work(llm: LLM) -> None:

@@ -67,8 +67,8 @@ def _build(values: Mapping[str, Any]) -> ServeOptions:
 
 
 def check_servable(options: ServeOptions) -> None:
-    """Raise ConfigError for what the budget knows and the server cannot run: other ranks than tensor parallel ones, draft
-    tokens, and a disk tier of several ranks.
+    """Raise ConfigError for what the budget knows and the server cannot run: other ranks than tensor parallel ones, and draft
+    tokens.
     """
     for option in options_of(ParallelOptions):
         value = getattr(options, option.field)
@@ -77,11 +77,6 @@ def check_servable(options: ServeOptions) -> None:
                 f"{option.name} {value} is not supported when serving: there is one worker of --tp-size ranks and no draft "
                 f"model, so leave it at {option.default}."
             )
-    if options.tp_size > 1 and options.hicache_storage_backend is not None:
-        raise ConfigError(
-            f"--hicache-storage-backend {options.hicache_storage_backend} is not supported with --tp-size {options.tp_size}: "
-            "the disk tier keeps the pages of one rank, so leave out one of the two."
-        )
 
 
 def _refusal(name: str, *, known: tuple[str, ...], shown: str = "") -> str:

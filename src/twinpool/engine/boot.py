@@ -18,6 +18,7 @@ from twinpool.engine.disk import DiskTier, open_disk_tier
 from twinpool.engine.executor import TorchExecutor
 from twinpool.engine.rank import allocate, forward_of, free_bytes, load_rank
 from twinpool.engine.rank_boot import RankLog, agree, join_ranks, start_ranks
+from twinpool.engine.rank_segments import Store
 from twinpool.engine.ranks import Pools, Ranks
 from twinpool.engine.report import BatchLog
 from twinpool.engine.restore import layer_parts
@@ -105,14 +106,16 @@ def _build(parts: _Parts, pre_load_bytes: int, ranks: Ranks | None) -> Engine:
     _log_pools(facts, memory.arena.total_bytes, tier)
     if disk is not None:
         _log_disk(disk)
+    store: Store | None = disk.put if disk is not None else None
     if ranks is not None:
-        join_ranks(ranks, loaded.model, resolved=resolved, pools=Pools(ledger, tier), say=log.info)
+        pools = Pools(ledger, tier)
+        store = join_ranks(ranks, loaded.model, resolved=resolved, pools=pools, put=store, say=log.info)
     executor = TorchExecutor(
         forward=forward_of(loaded.model, memory),
         memory=memory,
         # Our kernels have threads of their own, and torch's would only compete with them.
         torch_threads=1 if use_native(memory.buffer.device) else threads,
-        store=disk.put if disk is not None else None,
+        store=store,
         ranks=ranks,
         parts=layer_parts(spec, memory),
     )

@@ -140,15 +140,17 @@ def open_disk_tier(resolved: Resolved, arena: Arena, folder: Path) -> DiskTier |
     """The tier of these settings, None without one. folder: of the model. Raises ConfigError for a path that cannot be used."""
     if resolved.hicache_storage_backend is None or resolved.hicache_storage_path is None:
         return None
+    of_ranks = f" of {resolved.tp_size} ranks" if resolved.tp_size > 1 else ""
     fingerprint = Fingerprint(
         # Weights in another dtype compute other values, even where KV and states are kept in the same ones.
-        model=f"{model_digest(folder)} as {resolved.dtype}",
+        model=f"{model_digest(folder)} as {resolved.dtype}{of_ranks}",
         kv_dtype=resolved.kv_cache_dtype,
         ssm_dtype=resolved.mamba_ssm_dtype,
         conv_dtype=resolved.mamba_conv_dtype,
         page_size=resolved.page_size,
-        page_bytes=arena.page_bytes,
-        slot_bytes=arena.slot_bytes,
+        # A segment holds the bytes of all ranks.
+        page_bytes=resolved.tp_size * arena.page_bytes,
+        slot_bytes=resolved.tp_size * arena.slot_bytes,
     )
     path = _expanded(resolved.hicache_storage_path)
     limit_bytes = int(resolved.hicache_storage_size * GB)

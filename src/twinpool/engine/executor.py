@@ -5,7 +5,7 @@ itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from twinpool.engine.inputs import LastTokens, pack
+from twinpool.engine.rank_segments import Store, orders_of_ranks
 from twinpool.engine.ranks import Ranks, Told
 from twinpool.engine.restore import LayerPart, Restore, Waiting
 from twinpool.engine.sampler import RowState, Sampled, sample_row
@@ -32,9 +33,6 @@ class Forward(Protocol):
     def __call__(self, step: PackedStep) -> torch.Tensor:
         """float32 [sampling rows, vocab], contiguous; KV, states and checkpoints of all rows are written to memory."""
         ...
-
-
-Store = Callable[[StoreCopy, memoryview, memoryview], None]
 
 
 class TorchExecutor:
@@ -93,17 +91,22 @@ class TorchExecutor:
         self._thread.shutdown()
 
     def _settle(self, orders: tuple[Order, ...]) -> None:
-        self._tell(orders, None)
-        self._obey_all(orders)
+        self._obey_all(self._tell(orders, None))
 
-    def _tell(self, orders: tuple[Order, ...], plan: StepPlan | None) -> None:
-        """Have the other ranks do the same now."""
+    def _tell(self, orders: tuple[Order, ...], plan: StepPlan | None) -> tuple[Order, ...]:
+        """Have the other ranks do the same now; returns what is left to do here."""
         if self._ranks is None:
-            return
+            return orders
         # Sampling is ours alone, and orders are told beside the plan.
         slim = None if plan is None else replace(plan, joined=(), orders=())
-        self._ranks.send(Told(tuple(self._untold), orders, slim))
+        ours, *theirs = orders_of_ranks(orders, ranks=self._ranks.count, page_bytes=self._memory.arena.page_bytes)
+        told = [Told(tuple(self._untold), share, slim) for share in theirs]
+        if ours is orders:
+            self._ranks.send(told[0])
+        else:
+            self._ranks.send_each(told)
         self._untold.clear()
+        return ours
 
     def _remember(self, rid: int, token: int) -> None:
         self._last.put(rid, token)
@@ -128,8 +131,7 @@ class TorchExecutor:
             self._last.forget(rid)
         for joined in plan.joined:
             self._states[joined.rid] = RowState.of(joined)
-        self._tell(plan.orders, plan)
-        restore = self._obey_all(plan.orders, forward_follows=True)
+        restore = self._obey_all(self._tell(plan.orders, plan), forward_follows=True)
         logits = self._run_forward(pack(plan, self._last, restore), restore)
         save_s, load_s = self._save_s, self._load_s
         self._save_s = self._load_s = 0.0

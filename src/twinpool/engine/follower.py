@@ -14,12 +14,14 @@ import torch
 from twinpool import bootlog
 from twinpool.engine.executor import TorchExecutor
 from twinpool.engine.rank import allocate, forward_of, left_bytes, load_rank
+from twinpool.engine.rank_segments import StorePart
 from twinpool.engine.ranks import Failed, Pools, Start
 from twinpool.engine.restore import layer_parts
 from twinpool.errors import TwinpoolError
 from twinpool.models.group import Group
 from twinpool.models.native import set_threads, use_native
 from twinpool.models.shard import Share
+from twinpool.step import StoreCopy
 
 
 def follow(connection: Connection) -> None:
@@ -39,7 +41,13 @@ def follow(connection: Connection) -> None:
     connection.send(lines)
     model.join(Group.join(Share(start.rank, resolved.tp_size), meeting=start.meeting, device=resolved.device))
     connection.send(start.rank)
-    executor = TorchExecutor(forward=forward_of(model, memory), memory=memory, parts=layer_parts(start.spec, memory))
+
+    def store(order: StoreCopy, kv: memoryview, state: memoryview) -> None:
+        del order  # rank 0 has it
+        connection.send(StorePart(bytes(kv), bytes(state)))
+
+    parts = layer_parts(start.spec, memory)
+    executor = TorchExecutor(forward=forward_of(model, memory), memory=memory, store=store, parts=parts)
     while True:
         executor.follow(_told(connection))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from twinpool.config.resolve import Resolved
 from twinpool.engine.rank import Loaded, left_bytes
+from twinpool.engine.rank_segments import RankSegments, Store
 from twinpool.engine.ranks import Pools, Ranks, Start
 from twinpool.models.adopt import AdoptedModel
 from twinpool.models.group import Group
@@ -58,9 +59,18 @@ def agree(ranks: Ranks, resolved: Resolved, loaded: Loaded) -> int:
 
 
 def join_ranks(
-    ranks: Ranks, model: AdoptedModel, *, resolved: Resolved, pools: Pools, say: Callable[[str], None]
-) -> None:
-    """Have the others allocate the same pools, log what they say, and meet them. Raises as `agree` does."""
+    ranks: Ranks,
+    model: AdoptedModel,
+    *,
+    resolved: Resolved,
+    pools: Pools,
+    put: Store | None,
+    say: Callable[[str], None],
+) -> Store | None:
+    """Have the others allocate the same pools, log what they say, and meet them. Raises as `agree` does.
+
+    put: takes whole segments, if there is a disk tier; returns what takes this rank's part of them.
+    """
     ranks.send(pools)
     for rank, lines in enumerate(ranks.collect(), start=1):
         for line in lines:
@@ -69,4 +79,9 @@ def join_ranks(
     ranks.collect()
     if resolved.device == "cpu":  # NCCL looks at the file again, when it is first used
         ranks.forget_meeting()
-    ranks.watch()
+    if put is None:
+        ranks.watch()
+        return None
+    segments = RankSegments(resolved.tp_size, put)
+    ranks.watch(segments.theirs)
+    return segments.ours

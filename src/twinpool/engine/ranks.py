@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from twinpool.config.resolve import Resolved
+from twinpool.engine.rank_segments import StorePart
 from twinpool.errors import RankLost, TwinpoolError
 from twinpool.memory.host import HostArena
 from twinpool.memory.ledger import Ledger
@@ -108,6 +109,8 @@ class Ranks:
         self._lock = threading.Lock()
         self._watcher: threading.Thread | None = None
         self._on_lost: Callable[[], object] = lambda: None
+        self._on_part: Callable[[int, StorePart], None] | None = None
+        self.count = ranks
         for rank in range(1, ranks):
             self._peers.append(_Peer(rank))
 
@@ -144,11 +147,11 @@ class Ranks:
         return [found[peer.rank] for peer in self._peers]
 
     def _receive(self, peer: _Peer) -> Any:
-        """A message, or the error that was the last one."""
+        """A message, or the error that was the last one; None at the end of a rank that was told to end."""
         try:
             message = peer.connection.recv()
         except (EOFError, OSError):
-            return self._lose(self._last_word(peer))
+            return None if self._closing else self._lose(self._last_word(peer))
         if not isinstance(message, Failed):
             return message
         if isinstance(message.error, TwinpoolError):
@@ -167,8 +170,12 @@ class Ranks:
         """All have met: the file is not needed, and nobody would remove it if this process were killed."""
         self._folder.cleanup()
 
-    def watch(self) -> None:
-        """From now on nobody collects: whatever comes of a rank is its end."""
+    def watch(self, on_part: Callable[[int, StorePart], None] | None = None) -> None:
+        """From now on nobody collects: what comes of a rank is its part of a segment for the disk, or its end.
+
+        on_part: called in a thread of its own, with the rank.
+        """
+        self._on_part = on_part
         self._watcher = threading.Thread(target=self._watch, name="twinpool-ranks", daemon=True)
         self._watcher.start()
 
@@ -182,9 +189,17 @@ class Ranks:
 
     def _watch(self) -> None:
         peers = {peer.connection: peer for peer in self._peers}
-        for connection in wait(list(peers))[:1]:
-            if not self._closing:
-                self._receive(peers[connection])  # type: ignore[index]
+        while peers:
+            for connection in wait(list(peers)):
+                peer = peers[connection]  # type: ignore[index]  # of the kind that went in
+                message = self._receive(peer)
+                if isinstance(message, StorePart):
+                    assert self._on_part is not None, "ranks that are told to store have somebody to take it"
+                    self._on_part(peer.rank, message)
+                elif message is None:
+                    del peers[peer.connection]
+                else:
+                    return
 
     def lose(self, error: Exception) -> None:
         """A step failed in rank 0, so that ranks no longer agree; if another rank has ended, that is the reason."""

@@ -232,10 +232,9 @@ def test_parallel_sizes_are_refused_when_serving_but_not_in_options(argv: list[s
     ServeOptions(tp_size=2, dp_size=2, pp_size=2, dcp_size=2, speculative_num_draft_tokens=4)
 
 
-def test_several_ranks_are_served_without_a_disk_tier() -> None:
-    assert parse_serve(["--tp", "2"]).tp_size == 2
+def test_several_ranks_are_served_with_and_without_a_disk_tier() -> None:
     disk = ["--enable-hierarchical-cache", "--hicache-storage-backend", "file", "--hicache-storage-path", "/tmp/x"]
-    assert "is not supported with --tp-size 2: the disk tier keeps the pages of one rank" in refuse("--tp", "2", *disk)
+    assert parse_serve(["--tp", "2"]).tp_size == parse_serve(["--tp", "2", *disk]).tp_size == 2
 
 
 def test_auto_is_the_split_of_the_host_tier_without_a_quota() -> None:
