@@ -29,8 +29,9 @@ from engine import DECODE_CONTEXT, our_decode, our_prefill, their_decode, their_
 from twinpool import LLM
 from twinpool.models.gdn.ops import GdnKernel
 from twinpool.models.kda.ops import KdaKernel
+from twinpool.models.mamba1.ops import Mamba1Kernel
 
-KERNELS: tuple[type, ...] = (GdnKernel, KdaKernel)
+KERNELS: tuple[type, ...] = (GdnKernel, KdaKernel, Mamba1Kernel)
 VOCAB = 8192
 _PLAIN: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
@@ -49,6 +50,11 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "qk_rope_head_dim": 32, "qk_nope_head_dim": 64, "v_head_dim": 64, "num_local_experts": 8, "num_experts_per_tok": 2,
             "moe_intermediate_size": 256, "n_shared_experts": 1,
         },
+    ),
+    "jamba": (
+        "JambaConfig",
+        "JambaForCausalLM",
+        _PLAIN | {"attn_layer_period": 4, "attn_layer_offset": 3, "num_experts": 1, "use_mamba_kernels": False},
     ),
     "olmo": (
         "OlmoHybridConfig",

@@ -12,6 +12,7 @@
 #include "gdn.h"
 #include "kda.h"
 #include "linear.h"
+#include "mamba1.h"
 #include "mamba2.h"
 #include "moe.h"
 #include "pool.h"
@@ -161,6 +162,19 @@ void bind_state_space(py::module_& m) {
         .def("run", [](const Conv& self, const StepRows& rows, const SlotView& window, Address x, int64_t ldx, Address y) {
             py::gil_scoped_release release;
             causal_conv(self, rows.rows, window, at(x), ldx, at(y));
+        });
+    py::class_<Mamba1>(m, "Mamba1")
+        .def(py::init([](int channels, int state_size, int dtype, Address rate, Address dt_bias, Address skip) {
+                 return Mamba1{channels, state_size, dtype_of(dtype), at<float>(rate), at<float>(dt_bias), at<float>(skip)};
+             }),
+             py::kw_only(), py::arg("channels"), py::arg("state_size"), py::arg("dtype"), py::arg("rate"), py::arg("dt_bias"),
+             py::arg("skip"))
+        .def("scan", [](const Mamba1& self, const StepRows& rows, const SlotView& ssm, const std::vector<std::pair<Address, int64_t>>& in,
+                        Address y) {
+            if (in.size() != 5) throw py::value_error("a scan takes x, dt, B, C and the gate");
+            auto part = [&](size_t i) { return Columns{at(in[i].first), in[i].second}; };
+            py::gil_scoped_release release;
+            mamba1_scan(self, rows.rows, ssm, {part(0), part(1), part(2), part(3), part(4)}, at(y));
         });
     py::class_<Mamba2>(m, "Mamba2")
         .def(py::init([](int heads, int head_dim, int state_size, int groups, int dtype, Address rate, Address dt_bias, Address skip,

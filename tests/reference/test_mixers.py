@@ -16,6 +16,8 @@ from tests.reference.layers import N_SLOTS, Piece, Pools, State, step_of
 from twinpool.models.bound import Step
 from twinpool.models.kda import ops as kda
 from twinpool.models.kda.ops import KdaKernel, KdaShape
+from twinpool.models.mamba1 import ops as mamba1
+from twinpool.models.mamba1.ops import Mamba1Kernel
 from twinpool.models.mamba2 import ops as mamba2
 from twinpool.models.mamba2.ops import Mamba2Kernel, Mamba2Shape
 from twinpool.models.native import native, set_threads
@@ -38,7 +40,8 @@ KDA_SHAPES = {
     "delta 64, bound": KdaShape(heads=3, head_dim=64, kernel=4, eps=1e-5, lower_bound=-5.0),
     "delta odd": KdaShape(heads=3, head_dim=19, kernel=3, eps=1e-5),
 }
-NAMES = (*SHAPES, WITHOUT_NORM, SHORT, *KDA_SHAPES)
+SELECTIVE = {"selective 16": (96, 16), "selective odd": (83, 21)}  # channels, state size
+NAMES = (*SHAPES, WITHOUT_NORM, SHORT, *KDA_SHAPES, *SELECTIVE)
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +93,8 @@ def layer_of(name: str, dtype: torch.dtype) -> Layer:
         return Layer(kernel, shortconv.mix, 3 * 37, (37, 2), (0,))
     if name in KDA_SHAPES:
         return kda_layer(KDA_SHAPES[name], random)
+    if name in SELECTIVE:
+        return selective_layer(*SELECTIVE[name], random)
     shape = SHAPES["odd" if name == WITHOUT_NORM else name]
     mamba = Mamba2Kernel(
         shape,
@@ -122,6 +127,23 @@ def kda_layer(shape: KdaShape, random: Callable[..., torch.Tensor]) -> Layer:
         dtype=norm_weight.dtype,
     )
     return Layer(kernel, mix, sum(sizes), (shape.kernel - 1, 3 * inner), (shape.heads, shape.head_dim, shape.head_dim))
+
+
+def selective_layer(channels: int, size: int, random: Callable[..., torch.Tensor]) -> Layer:
+    sizes = (channels, channels, size, size, channels)
+
+    def mix(kernel: Mamba1Kernel, step: Step, layer: int, x: torch.Tensor) -> torch.Tensor:
+        mixed, dt, b, c, gate = x.split(sizes, -1)
+        return mamba1.scan(kernel, step, layer, (mamba1.convolve(kernel, step, layer, mixed), dt, b, c), gate)
+
+    kernel = Mamba1Kernel(
+        conv_weight=random(channels, 4, scale=0.4),
+        conv_bias=random(channels, scale=0.2),
+        a_log=random(channels, size),
+        dt_bias=random(channels) - 1,
+        skip=random(channels),
+    )
+    return Layer(kernel, mix, sum(sizes), (channels, 3), (channels, 1, size))
 
 
 def slot(pools: Pools, i: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -212,7 +234,7 @@ def test_rows_across_the_tokens_prepared_at_once_change_no_bit(name: str) -> Non
     assert all(torch.equal(a, b) for i in (1, 2, 3) for a, b in zip(slot(whole, i), slot(parts, i), strict=True))
 
 
-@pytest.mark.parametrize("name", KDA_SHAPES)
+@pytest.mark.parametrize("name", [*KDA_SHAPES, *SELECTIVE])
 def test_gates_far_out_equal_the_reference(name: str) -> None:
     layer, x = layer_of(name, F32), 40 * torch.linspace(-1, 1, 20)[:, None].repeat(1, layer_of(name, F32).width)
     x[:, ::3] = layer.inputs(20, F32)[:, ::3]

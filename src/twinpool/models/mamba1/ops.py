@@ -1,4 +1,4 @@
-"""The parts of a Mamba1 mixer that keep state, over a packed step: the convolution (compiled on the CPU) and the scan in torch."""
+"""The parts of a Mamba1 mixer that keep state, over a packed step: compiled on the CPU, row by row in torch elsewhere."""
 
 from __future__ import annotations
 
@@ -38,10 +38,19 @@ class Mamba1Kernel:
         self.taps = conv_weight.float().contiguous()
         self.conv_bias = torch.zeros_like(self.taps[:, 0]) if conv_bias is None else conv_bias.float()
         self.rate = -torch.exp(a_log.float())
-        self.dt_bias, self.skip = dt_bias.float(), skip.float()
+        self.dt_bias, self.skip = dt_bias.float().contiguous(), skip.float().contiguous()
         self.conv: NativeConv | None = None
+        self.handle: Any = None
         if use_native(conv_weight.device):
             self.conv = NativeConv(conv_weight, conv_bias, dtype=conv_weight.dtype, silu=True)
+            self.handle = native.Mamba1(
+                channels=self.channels,
+                state_size=self.state_size,
+                dtype=CODES[conv_weight.dtype],
+                rate=self.rate.data_ptr(),
+                dt_bias=self.dt_bias.data_ptr(),
+                skip=self.skip.data_ptr(),
+            )
 
 
 def convolve(kernel: Mamba1Kernel, step: Step, layer: int, x: torch.Tensor) -> torch.Tensor:
@@ -56,11 +65,16 @@ def scan(
 ) -> torch.Tensor:
     """[T, C] of the model's dtype, ready for the output projection: y silu(gate); temporal states of the layer move on.
 
-    inputs: what `convolve` gave [T, C], dt before its bias [T, C], B and C [T, N]. After `convolve` of the same step: the windows at
-    checkpoints are its business.
+    inputs: what `convolve` gave [T, C], dt before its bias [T, C], B and C [T, N]; rows of each and of gate contiguous. After
+    `convolve` of the same step: the windows at checkpoints are its business.
     """
-    y = by_rows(step, layer, torch.cat(inputs, -1), partial(_scan_row, kernel), window=False)
-    return _gated(y, gate)
+    if kernel.handle is None:
+        y = by_rows(step, layer, torch.cat(inputs, -1), partial(_scan_row, kernel), window=False)
+        return gated_norm(y, gate.float(), None, groups=1, eps=0.0).to(gate.dtype)
+    out = torch.empty(gate.shape, dtype=gate.dtype)
+    columns = [(part.data_ptr(), part.stride(0)) for part in (*inputs, gate)]
+    kernel.handle.scan(step.rows, step.memory.states[layer].ssm, columns, out.data_ptr())
+    return out
 
 
 def _conv_row(kernel: Mamba1Kernel, x: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor) -> torch.Tensor:
@@ -79,17 +93,4 @@ def _scan_row(kernel: Mamba1Kernel, packed: torch.Tensor, conv: torch.Tensor, ss
     before = ssm.squeeze(1).float()
     out, state = reference.scan((x, b, c), sizes, kernel.rate, kernel.skip, before, state_dtype=ssm.dtype)
     ssm.copy_(state[:, None])
-    return out
-
-
-def _gated(y: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """[T, C] of gate's dtype: y silu(gate); y float32 [T, C]."""
-    if not use_native(y.device):
-        return gated_norm(y, gate.float(), None, groups=1, eps=0.0).to(gate.dtype)
-    rows, dim = y.shape
-    out = torch.empty((rows, dim), dtype=gate.dtype)
-    parts: dict[str, Any] = {"x": y.data_ptr(), "gate": gate.data_ptr(), "ldg": gate.stride(0), "y": out.data_ptr()}
-    native.grouped_gated_norm(
-        **parts, rows=rows, dim=dim, groups=1, weight=0, eps=0.0, norm_first=False, dtype=CODES[gate.dtype]
-    )
     return out

@@ -1,4 +1,4 @@
-"""Mamba1 in slow, readable float32: the truth of the scan, and what runs it.
+"""Mamba1 in slow, readable float32: the truth that ops are tested against, and what runs where nothing is compiled.
 
 One sequence at a time; T tokens, C channels with a state of N elements each. State layout as in the slots (reference 1.6): conv
 window [C, kernel - 1], temporal state [C, 1, N]. What is not exactly rounded is computed token by token (models/rows.py says
