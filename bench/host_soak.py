@@ -1,10 +1,12 @@
-"""Soak of the host tier: more sessions than device and host hold together, with aborts and flushes, checked against no cache at all.
+"""Soak of the host and disk tiers: more sessions than all tiers hold, with aborts, flushes and restarts, checked against no cache at all.
 
-    python bench/host_soak.py [--seconds 600] [--policy write_through] [--check 0.25]
+    python bench/host_soak.py [--seconds 600] [--policy rotate] [--disk-gb 0.06] [--life-s 60] [--check 0.25]
 
-Sessions of the demo model come back at random, some more often than others, a few at once; some requests are cancelled on the way.
-Whenever nothing runs, every page and slot of device and host must be where the books say. A share of the answers (--check) is computed
-again by an engine without a cache and must be the same tokens. The last line is JSON; the exit status is 1 for a leak or a mismatch.
+Sessions of the demo model come back at random, some more often than others, a few at once; some requests are cancelled on the way. The
+engine lives for so many seconds (--life-s): it is closed, half the time while requests run, and a new one starts on the same folder, with
+the next write policy when they rotate. Whenever nothing runs, every page and slot of device and host must be where the books say, and the
+folder within its limit. A share of the answers (--check) is computed again by an engine without a cache and must be the same tokens. The
+last line is JSON; the exit status is 1 for a leak or a mismatch.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ import argparse
 import json
 import logging
 import sys
+import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +39,8 @@ DEVICE = {
     "max_running_requests": AT_ONCE,
 }
 HOST_GB = 0.03
+POLICIES = ("write_through", "write_through_selective", "write_back")
+DISK_EVENTS = ("written", "read", "evicted", "no_parent", "no_room", "paused", "damaged", "vanished", "failed")
 
 
 @dataclass
@@ -49,18 +55,75 @@ class Turn:
     tokens: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Plan:
+    """How the engine under test is made: the write policies of its lives in turn, seconds a life, and the folder, if any."""
+
+    policies: tuple[str, ...]
+    life_s: float
+    folder: str | None
+    disk_gb: float
+    threads: int
+
+    def boot(self, life: int) -> LLM:
+        """The engine of one life."""
+        disk: dict[str, Any] = {}
+        if self.folder is not None:
+            disk = {
+                "hicache_storage_backend": "file",
+                "hicache_storage_path": self.folder,
+                "hicache_storage_size": self.disk_gb,
+            }
+        return LLM(
+            enable_hierarchical_cache=True, hicache_size=HOST_GB, threads=self.threads, poison_freed=True,
+            hicache_write_policy=self.policies[life % len(self.policies)], **disk, **DEVICE,
+        )  # fmt: skip
+
+
 @dataclass
 class Soak:
     """The run: both engines, the sessions so far, and what has been counted."""
 
-    llm: LLM
+    plan: Plan
     plain: LLM
     rng: np.random.Generator
     check_share: float
     sessions: list[list[int]] = field(default_factory=lambda: [[] for _ in range(N_SESSIONS)])
     counts: Counter[str] = field(default_factory=Counter)
     gaps: Counter[str] = field(default_factory=Counter)
+    host: Counter[str] = field(default_factory=Counter)
+    disk: Counter[str] = field(default_factory=Counter)
     leaks: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.llm = self.plan.boot(0)
+        self.born_s = time.monotonic()
+
+    def end_life(self) -> None:
+        """Close the engine, keep what it counted, and look at what it has left in the folder."""
+        snapshot, disk = self.llm.engine.snapshot(), self.llm.engine.view_disk()
+        assert snapshot.host is not None
+        self.host.update(asdict(snapshot.host.totals))
+        self.host["failed_restores"] += snapshot.totals.failed_restores
+        self.counts["lives"] += 1
+        self.llm.close()
+        if disk is None or self.plan.folder is None:
+            return
+        disk = self.llm.engine.view_disk()
+        assert disk is not None
+        self.disk.update({name: getattr(disk.store, name) for name in DISK_EVENTS})
+        self.disk.update(late=disk.late_requests, dropped=disk.dropped_segments)
+        used_bytes = sum(path.stat().st_size for path in Path(self.plan.folder).iterdir())
+        if used_bytes != disk.store.used_bytes or used_bytes > disk.store.limit_bytes:
+            self.leaks.append(
+                f"the folder has {used_bytes} bytes, the books say {disk.store.used_bytes} of {disk.store.limit_bytes}"
+            )
+
+    def next_life(self) -> None:
+        """A new engine on the same folder: all that it knows of the sessions is there."""
+        self.end_life()
+        self.llm = self.plan.boot(self.counts["lives"])
+        self.born_s = time.monotonic()
 
     def tokens(self, bounds: tuple[int, int]) -> list[int]:
         """Some random tokens, as many as a random number within the bounds."""
@@ -80,19 +143,31 @@ class Soak:
         return Turn(session, request, prompt, params, abort_after)
 
     def round(self) -> None:
-        """A few sessions at once, to their ends; then the books, and some of the answers."""
+        """A few sessions at once, to their ends or to that of the engine; then the books, and some of the answers."""
         engine = self.llm.engine
         # Squared: low numbers come back often, high ones seldom.
         chosen = {int(N_SESSIONS * self.rng.random() ** 2) for _ in range(AT_ONCE)}
         turns = {turn.request.rid: turn for turn in map(self.start, sorted(chosen))}
-        while engine.has_work:
+        ends = time.monotonic() - self.born_s > self.plan.life_s
+        steps = int(self.rng.integers(40)) if ends and self.rng.random() < 0.5 else None
+        while engine.has_work and steps != 0:
             for output in engine.step():
                 turn = turns[output.request.rid]
                 turn.tokens += output.tokens
                 if turn.abort_after is not None and len(turn.tokens) > turn.abort_after:
                     engine.abort(turn.request.rid)
+            steps = None if steps is None else steps - 1
+        if not engine.has_work:
+            self.check()
+        if ends:
+            self.counts["closed_running"] += engine.has_work
+            self.next_life()
         for turn in turns.values():
             self.finish(turn)
+
+    def check(self) -> None:
+        """Nothing runs: flush now and then, and compare the books."""
+        engine = self.llm.engine
         if self.rng.random() < FLUSHED:
             self.counts["flushes"] += engine.flush_cache()
         self.counts["rounds"] += 1
@@ -109,8 +184,10 @@ class Soak:
         self.counts["prompt"] += reuse.prompt
         self.counts["reused"] += reuse.reused
         self.counts["from_host"] += reuse.from_host
+        self.counts["from_storage"] += reuse.from_storage
+        self.counts["storage_hits"] += reuse.from_storage > 0
         self.counts["host_hits"] += reuse.from_host > 0
-        self.counts["device_hits"] += reuse.reused > 0 and not reuse.from_host
+        self.counts["device_hits"] += reuse.reused > 0 and not (reuse.from_host or reuse.from_storage)
         self.gaps.update(dict(reuse.gaps))
         self.sessions[turn.session] = [*turn.prompt, *turn.tokens]
         if turn.tokens and self.rng.random() < self.check_share:
@@ -119,17 +196,17 @@ class Soak:
             self.counts["mismatches"] += list(plain.token_ids)[: len(turn.tokens)] != turn.tokens
 
     def report(self, elapsed_s: float) -> dict[str, Any]:
-        """Everything that was counted."""
-        host = self.llm.engine.snapshot().host
-        assert host is not None
-        names = ("requests", "openings", "aborted", "flushes", "device_hits", "host_hits", "compared", "mismatches")
+        """Everything that was counted, over all lives."""
+        names = (
+            "requests", "openings", "aborted", "flushes", "lives", "closed_running", "device_hits", "host_hits", "storage_hits",
+            "compared", "mismatches",
+        )  # fmt: skip
         counts = {name: self.counts[name] for name in names}
-        shares = {name: round(self.counts[name] / self.counts["prompt"], 4) for name in ("reused", "from_host")}
-        totals = {name: getattr(host.totals, name) for name in host.totals.__slots__}
-        failed = self.llm.engine.snapshot().totals.failed_restores
+        tokens = ("reused", "from_host", "from_storage")
+        shares = {name: round(self.counts[name] / self.counts["prompt"], 4) for name in tokens}
         return {
-            "seconds": round(elapsed_s, 1), **counts, **shares, "failed_restores": failed, "gaps": dict(self.gaps),
-            "host": totals, "leaks": len(self.leaks),
+            "seconds": round(elapsed_s, 1), **counts, **shares, "gaps": dict(self.gaps), "host": dict(self.host),
+            "disk": dict(self.disk), "leaks": len(self.leaks),
         }  # fmt: skip
 
 
@@ -137,30 +214,37 @@ def main() -> None:
     """Run for so long, then say what happened."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--policy", default="write_through")
+    parser.add_argument(
+        "--policy", choices=(*POLICIES, "rotate"), default="rotate", help="rotate: another one each life"
+    )
+    parser.add_argument("--disk-gb", type=float, default=0.06, help="limit of the disk tier's folder; 0: no disk tier")
+    parser.add_argument(
+        "--life-s", type=float, default=60.0, help="seconds until the engine is closed and booted again"
+    )
     parser.add_argument("--check", type=float, default=0.25, help="share of the answers that are computed again")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     logging.disable(logging.WARNING)
-    llm = LLM(
-        enable_hierarchical_cache=True, hicache_size=HOST_GB, hicache_write_policy=args.policy, threads=args.threads,
-        poison_freed=True, **DEVICE,
-    )  # fmt: skip
     plain = LLM(disable_radix_cache=True, threads=args.threads, **DEVICE)
-    soak = Soak(llm, plain, np.random.default_rng(args.seed), args.check)
-    began_s = time.monotonic()
-    while time.monotonic() - began_s < args.seconds and not soak.leaks:
-        soak.round()
+    with tempfile.TemporaryDirectory(prefix="twinpool-soak-") as folder:
+        plan = Plan(
+            POLICIES if args.policy == "rotate" else (args.policy,), args.life_s, folder if args.disk_gb else None, args.disk_gb,
+            args.threads,
+        )  # fmt: skip
+        soak = Soak(plan, plain, np.random.default_rng(args.seed), args.check)
+        began_s = time.monotonic()
+        while time.monotonic() - began_s < args.seconds and not soak.leaks:
+            soak.round()
+        soak.end_life()
     report = soak.report(time.monotonic() - began_s)
     for name, value in report.items():
         print(f"{name:16}  {value}")
     for leak in soak.leaks:
         print(leak)
-    llm.close()
     plain.close()
     print(json.dumps({"policy": args.policy, **report}))
-    sys.exit(1 if soak.leaks or soak.counts["mismatches"] else 0)
+    sys.exit(1 if soak.leaks or soak.counts["mismatches"] or soak.disk["damaged"] or soak.disk["failed"] else 0)
 
 
 if __name__ == "__main__":
