@@ -228,14 +228,15 @@ void attend_typed(const Attention& layer, const Rows& rows, const KvView& kv, co
 }  // namespace
 
 void attend(const Attention& layer, const Rows& rows, const KvView& kv, const void* q, const void* proj, int64_t ld, void* out) {
-    if (layer.dtype == Dtype::bf16 && kv.dtype == Dtype::bf16) {
-        attend_typed<DotBf16, bf16, bf16>(layer, rows, kv, static_cast<const bf16*>(q), static_cast<const bf16*>(proj), ld,
-                                          static_cast<bf16*>(out));
-        return;
-    }
+    auto in_pairs = [&](auto* k) {
+        attend_typed<DotBf16, bf16, std::remove_pointer_t<decltype(k)>>(
+            layer, rows, kv, static_cast<const bf16*>(q), static_cast<const bf16*>(proj), ld, static_cast<bf16*>(out));
+    };
+    if (layer.dtype == Dtype::bf16 && kv.dtype == Dtype::bf16) return in_pairs(static_cast<bf16*>(nullptr));
+    if (layer.dtype == Dtype::bf16 && kv.dtype == Dtype::e4m3) return in_pairs(static_cast<e4m3*>(nullptr));
     with_type(layer.dtype, [&](auto* t) {
         using T = std::remove_pointer_t<decltype(t)>;
-        with_type(kv.dtype, [&](auto* k) {
+        with_kv_type(kv.dtype, [&](auto* k) {
             using K = std::remove_pointer_t<decltype(k)>;
             attend_typed<DotF32, T, K>(layer, rows, kv, static_cast<const T*>(q), static_cast<const T*>(proj), ld,
                                        static_cast<T*>(out));

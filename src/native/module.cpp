@@ -34,6 +34,9 @@ Dtype dtype_of(int code) {
     return Dtype(code);
 }
 
+// Keys and values have one type more.
+Dtype kv_dtype_of(int code) { return code == int(Dtype::e4m3) ? Dtype::e4m3 : dtype_of(code); }
+
 // Rows with the arrays they point into.
 struct StepRows {
     Rows rows;
@@ -72,7 +75,7 @@ void bind_views(py::module_& m) {
                                             py::arg("base"), py::arg("stride_bytes"), py::arg("dtype"));
     py::class_<KvView>(m, "KvView").def(
         py::init([](Address keys, Address values, int64_t page_stride_bytes, int page_size, int heads, int dim, int dtype) {
-            return KvView{at<char>(keys), at<char>(values), page_stride_bytes, page_size, heads, dim, dtype_of(dtype)};
+            return KvView{at<char>(keys), at<char>(values), page_stride_bytes, page_size, heads, dim, kv_dtype_of(dtype)};
         }),
         py::kw_only(), py::arg("keys"), py::arg("values"), py::arg("page_stride_bytes"), py::arg("page_size"), py::arg("heads"),
         py::arg("dim"), py::arg("dtype"));

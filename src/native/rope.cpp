@@ -52,7 +52,7 @@ void one_token(const Attention& layer, const Rows& rows, const KvView& kv, int r
 void rotate_and_store(const Attention& layer, const Rows& rows, const KvView& kv, const void* proj, int64_t ld, void* q) {
     with_type(layer.dtype, [&](auto* t) {
         using T = std::remove_pointer_t<decltype(t)>;
-        with_type(kv.dtype, [&](auto* k) {
+        with_kv_type(kv.dtype, [&](auto* k) {
             using K = std::remove_pointer_t<decltype(k)>;
             for_each((rows.tokens + TASK_TOKENS - 1) / TASK_TOKENS, [&](int task) {
                 int first = task * TASK_TOKENS, row = rows.row_of(first);

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "vec.h"
+#include "e4m3.h"
 
 namespace tp {
 

@@ -19,10 +19,10 @@ typedef int32_t i16x32 __attribute__((vector_size(64)));  // sixteen 32-bit inte
 struct bf16 { uint16_t bits; };
 struct f16 { uint16_t bits; };
 
-enum class Dtype : int { f32 = 0, bf16 = 1, f16 = 2 };
-inline int item_bytes(Dtype t) { return t == Dtype::f32 ? 4 : 2; }
+enum class Dtype : int { f32 = 0, bf16 = 1, f16 = 2, e4m3 = 3 };  // e4m3: of keys and values only (e4m3.h)
+inline int item_bytes(Dtype t) { return t == Dtype::f32 ? 4 : t == Dtype::e4m3 ? 1 : 2; }
 
-// Calls f with a null pointer of the element type.
+// Calls f with a null pointer of the element type, which is not e4m3.
 template <class F>
 inline void with_type(Dtype t, F&& f) {
     if (t == Dtype::f32) f(static_cast<float*>(nullptr));

@@ -78,6 +78,8 @@ class BootFacts:
     resized: bool = False
 
 
+# What torch calls dtypes that a flag calls otherwise.
+_TORCH_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 _COLOUR = re.compile(r"(?:\x1b|\\u001b|\\x1b|\\033)\[[0-9;]*[A-Za-z]")
 _BRACKETS = re.compile(r"\[[^\[\]]*\]")
 _RANK = re.compile(r"\b(?:DP|PP|TP|EP|CP)\d+\b")
@@ -105,7 +107,7 @@ def pool_facts(ledger: Ledger, *, kv_dtype: str, latent: bool = False) -> BootFa
     kv_gb = _gb(ledger.kv_pool_bytes)
     half = _gb(ledger.kv_pool_bytes / 2)
     facts = BootFacts(
-        kv_dtype=f"torch.{kv_dtype}", kv_tokens=ledger.kv_tokens,
+        kv_dtype=f"torch.{_TORCH_NAMES.get(kv_dtype, kv_dtype)}", kv_tokens=ledger.kv_tokens,
         kv_gb=kv_gb if latent else None, k_gb=None if latent else half, v_gb=None if latent else half,
     )  # fmt: skip
     if not ledger.max_mamba_cache_size:

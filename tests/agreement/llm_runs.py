@@ -55,9 +55,9 @@ def say(llm: LLM, prompts: Sequence[list[int]], params: SamplingParams) -> Said:
     return [(c.token_ids, tuple(p.logprob for p in c.logprobs)) for c in done]
 
 
-def say_alone(folder: Path, prompts: Sequence[list[int]], params: SamplingParams) -> Said:
-    """Each prompt by itself, without prefix cache, overlap or chunks: what every other way must repeat."""
-    options = {"disable_radix_cache": True, "disable_overlap_schedule": True, "chunked_prefill_size": -1}
+def say_alone(folder: Path, prompts: Sequence[list[int]], params: SamplingParams, **dtypes: str) -> Said:
+    """Each prompt by itself, without prefix cache, overlap or chunks: what every other way with these dtypes must repeat."""
+    options = {"disable_radix_cache": True, "disable_overlap_schedule": True, "chunked_prefill_size": -1, **dtypes}
     with tiny_llm(folder, **options) as llm:
         return [say(llm, [p], params)[0] for p in prompts]
 

@@ -139,7 +139,8 @@ def test_every_dtype_comes_back_bit_by_bit(tmp_path: Path, dtype, family) -> Non
 
 
 @pytest.mark.parametrize(
-    "change", [{"dtype": "bfloat16"}, {"page_size": 16}, {"mamba_ssm_dtype": "bfloat16"}, {"kv_cache_dtype": "bfloat16"}],
+    "change", [{"dtype": "bfloat16"}, {"page_size": 16}, {"mamba_ssm_dtype": "bfloat16"}, {"kv_cache_dtype": "bfloat16"},
+               {"kv_cache_dtype": "fp8_e4m3"}],
     ids=str,
 )  # fmt: skip
 def test_another_dtype_or_page_size_finds_nothing(written: Path, change) -> None:

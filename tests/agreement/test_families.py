@@ -67,7 +67,9 @@ def index_bytes(spec: ModelSpec, kv_dtype: str) -> int:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("dtypes", [{}, {"mamba_ssm_dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}])
+@pytest.mark.parametrize(
+    "dtypes", [{}, {"mamba_ssm_dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}, {"kv_cache_dtype": "fp8_e4m3"}]
+)
 def test_memory_is_as_planned(family: str, dtypes: dict[str, str]) -> None:
     spec = read_spec(checkpoint(family))
     with tiny_llm(checkpoint(family), **dtypes) as llm:

@@ -35,6 +35,8 @@ FLAG_SETS: dict[str, dict[str, Any]] = {
     "states of 16 bits": {**MEMORY, "mamba_ssm_dtype": "bfloat16"},
     "weights of 16 bits": {**MEMORY, "dtype": "bfloat16"},
     "KV of 16 bits": {**MEMORY, "kv_cache_dtype": "bfloat16"},
+    "KV of 8 bits": {**MEMORY, "kv_cache_dtype": "fp8_e4m3"},
+    "KV of 8 bits in pages": {**MEMORY, "kv_cache_dtype": "fp8_e4m3", "page_size": 16, "mamba_full_memory_ratio": 2.5},
     "half of it": {**MEMORY, "mem_fraction_static": 0.53},
     "context": {**MEMORY, "context_length": 512, "chunked_prefill_size": 128},
 }

@@ -21,20 +21,27 @@ class Bench:
     """A model with memory for a few sequences. Sequence i has slot i + 1; its pages are scattered on purpose."""
 
     def __init__(
-        self, folder: Path, *, dtype: str, page_size: int = 4, n_slots: int = 12, ssm_dtype: str = "float32"
+        self,
+        folder: Path,
+        *,
+        dtype: str,
+        page_size: int = 4,
+        n_slots: int = 12,
+        ssm_dtype: str = "float32",
+        kv_dtype: str | None = None,
     ) -> None:
-        spec = read_spec(folder)
+        spec, kv_dtype = read_spec(folder), kv_dtype or dtype
         self.page_size = page_size
         self.model: AdoptedModel = load_model(folder, dtype=dtype, context_len=CONTEXT)
         per_sequence = CONTEXT // page_size
         n_pages = n_slots * per_sequence
         arena = Arena(
-            page_bytes=spec.kv_bytes_per_token(kv_dtype=dtype) * page_size,
+            page_bytes=spec.kv_bytes_per_token(kv_dtype=kv_dtype) * page_size,
             slot_bytes=spec.slot_bytes(ssm_dtype=ssm_dtype, conv_dtype=dtype), n_slots=n_slots, n_pages=n_pages,
         )  # fmt: skip
         self.memory = Memory(
             arena, page_size=page_size, kv_shapes=[layer.attention for layer in spec.layers if layer.attention is not None],
-            state_shapes=spec.state_shapes(), kv_dtype=dtype, ssm_dtype=ssm_dtype, conv_dtype=dtype,
+            state_shapes=spec.state_shapes(), kv_dtype=kv_dtype, ssm_dtype=ssm_dtype, conv_dtype=dtype,
         )  # fmt: skip
         order = np.random.default_rng(0).permutation(np.arange(1, n_pages + 1)).astype(np.int32)
         self.tables = order.reshape(n_slots, per_sequence)

@@ -59,8 +59,10 @@ def test_it_is_attention_over_expanded_heads(dtype: torch.dtype) -> None:
 
 @pytest.mark.skipif(native is None, reason="the kernels are not compiled")
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
-def test_compiled_and_torch_agree(dtype: torch.dtype, atol: float) -> None:
-    ours, torchs = (run(compiled=compiled, dtype=dtype, memory=pools(dtype)) for compiled in (True, False))
+@pytest.mark.parametrize("fp8", [False, True])
+def test_compiled_and_torch_agree(dtype: torch.dtype, atol: float, fp8: bool) -> None:
+    kept = torch.float8_e4m3fn if fp8 else dtype
+    ours, torchs = (run(compiled=compiled, dtype=dtype, memory=pools(kept)) for compiled in (True, False))
     torch.testing.assert_close(ours, torchs, atol=atol, rtol=1e-2)
 
 

@@ -117,7 +117,11 @@ class MemoryOptions:
         Flag("Tokens of a KV page.", metavar="TOKENS", at_least=1, default_text="1 unless the model has its own"),
     ] = None
     kv_cache_dtype: Annotated[
-        str, Flag("Data type of cached keys and values; auto: that of the model.", choices=FLOAT_DTYPES)
+        str,
+        Flag(
+            "Data type of cached keys and values; auto: that of the model; fp8_e4m3: without scales, which changes results slightly.",
+            choices=(*FLOAT_DTYPES, "fp8_e4m3"),
+        ),
     ] = "auto"
     mamba_ssm_dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,

@@ -16,7 +16,7 @@ from twinpool.engine import checkpoint, host
 from twinpool.engine.core import Engine, EngineFacts
 from twinpool.engine.disk import DiskTier, open_disk_tier
 from twinpool.engine.executor import TorchExecutor
-from twinpool.engine.rank import allocate, forward_of, free_bytes, load_rank
+from twinpool.engine.rank import allocate, check_kv_dtype, forward_of, free_bytes, load_rank
 from twinpool.engine.rank_boot import RankLog, agree, join_ranks, start_ranks
 from twinpool.engine.rank_segments import Store
 from twinpool.engine.ranks import Pools, Ranks
@@ -51,6 +51,11 @@ def boot_engine(options: ServeOptions, *, poison_freed: bool = False, clock: Clo
     resolved = resolve(options, spec, DeviceFacts(pre_load_bytes))
     for warning in (*spec.warnings, *resolved.warnings):
         log.warning(warning)
+    check_kv_dtype(resolved)
+    if resolved.kv_cache_dtype == "fp8_e4m3" and spec.n_attention_layers:
+        log.warning(
+            "Keys and values are kept in fp8_e4m3 without scales (1.0 for all of them): compare answers on your own tasks."
+        )
     tokenizer = _load_tokenizer(resolved, folder)
     ranks = Ranks(resolved.tp_size) if resolved.tp_size > 1 else None
     try:

@@ -15,12 +15,13 @@ from twinpool import bootlog
 from twinpool.config.resolve import Resolved
 from twinpool.engine import host
 from twinpool.engine.executor import Forward
-from twinpool.engine.tensors import KvShape, Memory
+from twinpool.engine.tensors import DTYPES, KvShape, Memory
 from twinpool.errors import ConfigError
 from twinpool.memory.arena import Arena
 from twinpool.memory.host import HostArena
 from twinpool.memory.ledger import Ledger
 from twinpool.models.adopt import AdoptedModel, load_model
+from twinpool.models.attention.cache import can_keep
 from twinpool.models.attention.spec import GqaSpec
 from twinpool.models.shapes import item_bytes
 from twinpool.models.shard import Share
@@ -149,6 +150,16 @@ def allocate_buffer(
 def _kv_share(shape: KvShape, ranks: int) -> KvShape:
     """Heads by rank; a latent is on every rank (reference 1.7)."""
     return replace(shape, kv_heads=shape.kv_heads_per_rank(ranks)) if isinstance(shape, GqaSpec) else shape
+
+
+def check_kv_dtype(resolved: Resolved) -> None:
+    """Raise ConfigError for a --kv-cache-dtype that torch does not have on the device."""
+    name, device = resolved.kv_cache_dtype, torch.device(resolved.device)
+    if not can_keep(DTYPES[name], device):
+        raise ConfigError(
+            f"--kv-cache-dtype {name} is a type that torch {torch.__version__} cannot store and read on {device}; use "
+            f"--kv-cache-dtype {resolved.dtype}, with {item_bytes(resolved.dtype)} bytes an element instead of {item_bytes(name)}."
+        )
 
 
 def _check_pages(resolved: Resolved, ledger: Ledger) -> None:

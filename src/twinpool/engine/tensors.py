@@ -24,7 +24,9 @@ from twinpool.models.attention.spec import DsaSpec, GqaSpec, MlaSpec
 from twinpool.models.shapes import StateShapes
 from twinpool.request import Int32Array
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "fp8_e4m3": torch.float8_e4m3fn,
+}  # fmt: skip
 # All bits set is a NaN in every float format.
 _NAN_BYTE = 0xFF
 _NOTHING = (0,)

@@ -12,7 +12,7 @@ try:
 except ImportError:  # no compiler when the package was installed: torch does the work
     native = None
 
-CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float8_e4m3fn: 3}
 
 
 def use_native(device: torch.device) -> bool:

@@ -11,6 +11,7 @@ import torch
 
 from twinpool.errors import ModelError
 
+_KV_SCALES = ("k_scale", "v_scale", "kv_scale")  # as quantisers name them
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 
 
@@ -51,7 +52,7 @@ def assign_weights(
     wide: regular expressions in names of parameters that are float32 all the same. Those that transformers ties to another get
     that one's, unless a tensor of their own is stored that differs, as transformers does it.
 
-    Raises ModelError naming what is missing, unknown or empty, or whose shape differs from the config's.
+    Raises ModelError naming what is missing, unknown (scales of an fp8 cache, too) or empty, or whose shape differs from the config's.
     """
     parameters, patterns = model.state_dict(keep_vars=True), tuple(wide)
     tied = _tied(model.all_tied_weights_keys, tensors)  # type: ignore[arg-type]
@@ -60,6 +61,11 @@ def assign_weights(
     missing, unknown = sorted(parameters.keys() - tensors.keys()), sorted(tensors.keys() - parameters.keys())
     if missing:
         raise ModelError(f"the weights in {folder} lack {_list(missing)}, which config.json asks for.")
+    if unknown and all(name.endswith(_KV_SCALES) for name in unknown):
+        raise ModelError(
+            f"the weights in {folder} hold scales of keys and values, {_list(unknown)}, which are not applied here; use a "
+            "checkpoint without them."
+        )
     if unknown:
         raise ModelError(f"the weights in {folder} hold {_list(unknown)}, which config.json does not ask for.")
     for name, parameter in parameters.items():

@@ -193,11 +193,7 @@ def _smaller_types(sizing: Sizing) -> Iterator[Step]:
         half = changed(sizing, mamba_ssm_dtype="bfloat16")
         sizes = f"{format_bytes(sizing.request.stage_slot_bytes)} to {format_bytes(half.request.stage_slot_bytes)}"
         yield Step(title="--mamba-ssm-dtype bfloat16", why=f"a slot falls from {sizes}", sizing=half, warning=ACCURACY)
-    if (
-        sizing.resolved.kv_cache_dtype in ("bfloat16", "float16")
-        and sizing.model.config
-        and sizing.rules.name != "twinpool"
-    ):
+    if sizing.resolved.kv_cache_dtype in ("bfloat16", "float16") and sizing.model.config:
         try:
             small = changed(sizing, kv_cache_dtype="fp8_e4m3")
         except TwinpoolError:

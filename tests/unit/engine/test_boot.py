@@ -8,10 +8,12 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.tiny_models import tiny_checkpoint
 from twinpool import bootlog
 from twinpool.config.flags import options_from_keywords
+from twinpool.engine import rank
 from twinpool.engine.boot import boot_engine
 from twinpool.engine.core import Engine
 from twinpool.errors import ConfigError, MemoryRefusal, ModelError
@@ -104,3 +106,14 @@ def test_a_tokenizer_of_its_own(tiny: Path) -> None:
     engine = boot(tiny, tokenizer_path=str(tiny))
     assert engine.facts.eos_token_ids == frozenset({258})
     engine.close()
+
+
+def test_a_dtype_of_the_cache_that_the_device_lacks(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank, "can_keep", lambda dtype, device: dtype != torch.float8_e4m3fn)
+    with pytest.raises(ConfigError) as refused:
+        boot(tiny, kv_cache_dtype="fp8_e4m3")
+    assert str(refused.value) == (
+        f"--kv-cache-dtype fp8_e4m3 is a type that torch {torch.__version__} cannot store and read on cpu; "
+        "use --kv-cache-dtype float32, with 4 bytes an element instead of 1."
+    )
+    boot(tiny, kv_cache_dtype="bfloat16").close()

@@ -23,7 +23,7 @@ STATES = [StateShapes(conv=(3, 5), temporal=(2, 3, 4)), StateShapes(conv=(3, 3),
 
 
 def make(*, kv: str = "bfloat16", ssm: str = "float32", conv: str = "bfloat16") -> Memory:
-    width = {"float32": 4, "bfloat16": 2, "float16": 2}
+    width = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1}
     page_bytes = PAGE_SIZE * 2 * (6 + 4) * width[kv]
     slot_bytes = (24 + 4) * width[ssm] + (15 + 9) * width[conv]
     arena = Arena(page_bytes=page_bytes, slot_bytes=slot_bytes, n_slots=4, n_pages=7)
@@ -90,7 +90,7 @@ def test_slots_are_copied_and_zeroed_whole_and_alone() -> None:
     assert torch.equal(memory.buffer, before)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "fp8_e4m3"])
 def test_poison_is_nan_in_every_dtype_and_hits_nothing_else(dtype: str) -> None:
     memory = make(kv=dtype, ssm=dtype, conv=dtype)
     memory.poison(pages=np.array([2], np.int32), slots=[1])

@@ -43,6 +43,9 @@ def test_missing_unknown_and_misshapen_weights_are_named(cache_dir: Path, tmp_pa
         load_model(changed(folder, tmp_path / "a", {name: None}), dtype="float32")
     with pytest.raises(ModelError, match=r"hold model\.extra, which config\.json does not ask for"):
         load_model(changed(folder, tmp_path / "b", {"model.extra": torch.ones(1)}), dtype="float32")
+    scale = "model.layers.2.self_attn.attn.k_scale"
+    with pytest.raises(ModelError, match=rf"hold scales of keys and values, {scale}, which are not applied here; use"):
+        load_model(changed(folder, tmp_path / "d", {scale: torch.ones(1)}), dtype="float32")
     with pytest.raises(ModelError, match=rf"{name} in .* is \[3, 32\] in the weights and \[48, 32\] by config"):
         load_model(changed(folder, tmp_path / "c", {name: torch.ones(3, 32)}), dtype="float32")
 

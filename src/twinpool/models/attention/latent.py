@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from twinpool.models.attention import reference
+from twinpool.models.attention.cache import kept
 from twinpool.models.bound import Step
 from twinpool.models.native import CODES, native, use_native
 
@@ -96,7 +97,7 @@ def _store(step: Step, view: torch.Tensor, latents: torch.Tensor) -> None:
     ]
     places = (torch.from_numpy(part).to(view.device) for part in (np.concatenate(pages), batch.positions % page_size))
     page, offset = (part.long() for part in places)
-    view[page, offset, 0] = latents.to(view.dtype)
+    view[page, offset, 0] = kept(latents, view.dtype)
 
 
 def _attend_torch(kernel: LatentKernel, step: Step, view: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:

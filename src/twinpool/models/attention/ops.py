@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from twinpool.models.attention import reference
+from twinpool.models.attention.cache import kept
 from twinpool.models.bound import Step
 from twinpool.models.native import CODES, native, use_native
 
@@ -102,8 +103,8 @@ def _attend_torch(kernel: AttentionKernel, step: Step, layer: int, proj: torch.T
         pages = torch.from_numpy(batch.pages[row]).to(proj.device).long()[tokens // page_size]
         places = pages, tokens % page_size
         new = pages[int(batch.starts[row]) :], (tokens % page_size)[int(batch.starts[row]) :]
-        views.keys[new] = k[at].to(views.keys.dtype)
-        views.values[new] = v[at].to(views.values.dtype)
+        views.keys[new] = kept(k[at], views.keys.dtype)
+        views.values[new] = kept(v[at], views.values.dtype)
         keys, values = views.keys[places].float(), views.values[places].float()
         pieces.append(reference.attention(q[at], keys, values, positions=positions[at], scale=shape.scale))
     out = torch.cat(pieces).to(dtype)
