@@ -12,7 +12,7 @@ from typing import Annotated, TextIO
 from twinpool.clock import Clock, WallClock
 from twinpool.config import command_line
 from twinpool.config.field import Flag, options_of
-from twinpool.errors import ConfigError
+from twinpool.errors import ConfigError, MemoryRefusal
 from twinpool.plan.command import launch_flags_footer, parts
 from twinpool.replay.command import read_replay, write_report
 from twinpool.replay.experiment import prepare
@@ -97,7 +97,10 @@ class SweepReplayOptions(AxisOptions, SpreadOptions, ReplayOptions):
 
 
 def run(argv: Sequence[str]) -> int:
-    """Sweep and return the exit code: 130 after Ctrl-C, with a report of what had finished. Raises ConfigError or ModelError."""
+    """Sweep and return the exit code: 130 after Ctrl-C, with a report of what had finished; 3 when the engine refuses every point.
+
+    Raises ConfigError or ModelError.
+    """
     if {"-h", "--help"} & set(parts(argv)[0]):
         flags = command_line.rows_of((AxisOptions, SpreadOptions, *GROUPS))
         print(command_line.help_text(flags, usage=USAGE, footer=launch_flags_footer()), end="")
@@ -124,7 +127,9 @@ def run(argv: Sequence[str]) -> int:
         write_report("--html", options.html, sweep_page(sweep))
     if interrupted:
         print(_how_to_go_on(sweep, options.out), file=sys.stderr)
-    return INTERRUPTED if interrupted else 0
+    if interrupted:
+        return INTERRUPTED
+    return 0 if sweep.measured else MemoryRefusal.exit_code
 
 
 def _left_out(trace: Trace) -> tuple[str, ...]:

@@ -49,6 +49,11 @@ def test_same_words_same_bytes_however_many_workers(capsys: pytest.CaptureFixtur
     assert document["points"][3]["refusal"]
 
 
+def test_a_sweep_whose_every_point_is_refused_exits_as_a_refused_plan_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([TRACE, *MACHINE, "--slots", "3900,4000"]) == 3
+    assert "0 points run, 2 refused" in capsys.readouterr().out
+
+
 def test_finished_points_are_not_run_again(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
