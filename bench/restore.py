@@ -1,6 +1,6 @@
 """A resumed session's time to the first token, its KV copied from the host layer by layer beside the forward, or all of it before.
 
-    python bench/restore.py [--tokens 8192] [--rounds 9] [--threads 1] [--layers 32] [--kv-heads 4]
+    python -m bench.restore [--tokens 8192] [--rounds 9] [--threads 1] [--layers 32] [--kv-heads 4]
 
 A random Qwen3.5-family model, narrow but with as much KV a token as is asked for, and two engines over it that differ in this alone;
 rounds are interleaved, medians are printed, the last line is JSON. The answers must be the same token.
@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-
 from tests.tiny_models import tiny_checkpoint
+
 from twinpool import LLM, SamplingParams
 from twinpool.engine import boot
 from twinpool.units import MIB
@@ -82,13 +82,17 @@ def main() -> None:
         rounds = [play_round(llms, rng, args.tokens) for _ in range(args.rounds)]
         seconds = {place: statistics.median(one[place] for one in rounds) for place in rounds[0]}
         restored_bytes = args.tokens * args.layers // 2 * args.kv_heads * 64 * 2 * 2
-        print(f"{args.tokens:,} tokens, {restored_bytes / MIB:.0f} MiB of KV, {args.rounds} rounds; time to the first token, median")
+        print(
+            f"{args.tokens:,} tokens, {restored_bytes / MIB:.0f} MiB of KV, {args.rounds} rounds; time to the first token, median"
+        )
         for place, took_s in seconds.items():
             print(f"  {place:24}  {took_s * 1e3:9.1f} ms")
         for llm in llms.values():
             llm.engine.check_idle(thorough=True)
             llm.close()
-    print(json.dumps({"tokens": args.tokens, "rounds": args.rounds, "restored_bytes": restored_bytes, "ttft_s": seconds}))
+    print(
+        json.dumps({"tokens": args.tokens, "rounds": args.rounds, "restored_bytes": restored_bytes, "ttft_s": seconds})
+    )
 
 
 if __name__ == "__main__":
