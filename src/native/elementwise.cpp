@@ -93,15 +93,19 @@ void grouped_gated_norm(const float* x, const void* gate, int64_t ldg, void* y, 
     });
 }
 
-void silu_mul(const void* x, int64_t ldx, void* y, int64_t ldy, int rows, int dim, Dtype t) {
+void silu_mul(const void* x, int64_t ldx, void* y, int64_t ldy, int rows, int dim, float limit, Dtype t) {
     with_type(t, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
+        const v16 most = splat(rounded<T>(limit));
         for_rows(rows, int64_t(dim) * 2, [&](int r) {
             const T* in = static_cast<const T*>(x) + r * ldx;
             T* out = static_cast<T*>(y) + r * ldy;
             for (int i = 0; i < dim; i += 16) {
                 int n = dim - i;
-                store_some(out + i, rounded<T>(silu(load_some(in + i, n))) * load_some(in + dim + i, n), n);
+                v16 gate = load_some(in + i, n), up = load_some(in + dim + i, n);
+                gate = gate > most ? most : gate;  // NaN stays
+                up = up > most ? most : up < -most ? -most : up;
+                store_some(out + i, rounded<T>(silu(gate)) * up, n);
             }
         });
     });

@@ -48,8 +48,8 @@ void sigmoid_gated_rms_norm(const void* x, int64_t ldx, const void* gate, int64_
 void grouped_gated_norm(const float* x, const void* gate, int64_t ldg, void* y, int rows, int dim, int groups, const float* weight,
                         float eps, bool norm_first, Dtype t);
 
-// y[:, i] = round(silu(x[:, i])) * x[:, dim + i].
-void silu_mul(const void* x, int64_t ldx, void* y, int64_t ldy, int rows, int dim, Dtype t);
+// y[:, i] = round(silu(min(x[:, i], limit))) * clamp(x[:, dim + i], -limit, limit); limit: rounded to the dtype first, infinity for none.
+void silu_mul(const void* x, int64_t ldx, void* y, int64_t ldy, int rows, int dim, float limit, Dtype t);
 
 // y = max(x, 0)^2.
 void squared_relu(const void* x, int64_t ldx, void* y, int64_t ldy, int rows, int dim, Dtype t);

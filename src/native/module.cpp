@@ -214,19 +214,21 @@ struct MoeLayer {
 void bind_moe(py::module_& m) {
     py::class_<MoeLayer>(m, "Moe")
         .def(py::init([](const Linear& router, const std::vector<const Linear*>& gate_up, const std::vector<const Linear*>& down,
-                         const Linear* shared_gate_up, const Linear* shared_down, const Linear* shared_gate, int top_k,
+                         const Linear* shared_gate_up, const Linear* shared_down, const Linear* shared_gate, const Linear* narrow,
+                         const Linear* widen, int top_k,
                          bool normalise, bool sigmoid, Address bias, int groups, int top_groups, float epsilon, float scale,
-                         bool squared_relu) {
+                         bool squared_relu, float limit) {
                  if (int(gate_up.size()) != router.n() || down.size() != gate_up.size() || top_k < 1 || top_k > router.n() ||
                      groups < 1 || router.n() % groups || top_groups < 1 || top_groups > groups)
                      throw py::value_error("bad mixture of experts");
                  Routing routing{top_k, sigmoid, at<float>(bias), groups, top_groups, normalise, epsilon, scale};
-                 return MoeLayer{{&router, gate_up, down, shared_gate_up, shared_down, shared_gate, routing, squared_relu}, py::none()};
+                 return MoeLayer{{&router, gate_up, down, shared_gate_up, shared_down, shared_gate, narrow, widen, routing, squared_relu, limit},
+                                 py::none()};
              }),
              py::kw_only(), py::arg("router"), py::arg("gate_up"), py::arg("down"), py::arg("shared_gate_up"),
-             py::arg("shared_down"), py::arg("shared_gate"), py::arg("top_k"), py::arg("normalise"), py::arg("sigmoid") = false,
+             py::arg("shared_down"), py::arg("shared_gate"), py::arg("narrow"), py::arg("widen"), py::arg("top_k"), py::arg("normalise"), py::arg("sigmoid") = false,
              py::arg("bias") = 0, py::arg("groups") = 1, py::arg("top_groups") = 1, py::arg("epsilon") = 0.0f,
-             py::arg("scale") = 1.0f, py::arg("squared_relu") = false)
+             py::arg("scale") = 1.0f, py::arg("squared_relu") = false, py::arg("limit") = INFINITY)
         .def_readwrite("keep", &MoeLayer::keep)
         .def("run", [](const MoeLayer& self, Address x, int rows, Address y, Address residual) {
             py::gil_scoped_release release;
@@ -261,8 +263,8 @@ PYBIND11_MODULE(_native, m) {
         py::gil_scoped_release release;
         squared_relu(at(x), ldx, at(y), ldy, rows, dim, dtype_of(dtype));
     });
-    m.def("silu_mul", [](Address x, int64_t ldx, Address y, int64_t ldy, int rows, int dim, int dtype) {
+    m.def("silu_mul", [](Address x, int64_t ldx, Address y, int64_t ldy, int rows, int dim, float limit, int dtype) {
         py::gil_scoped_release release;
-        silu_mul(at(x), ldx, at(y), ldy, rows, dim, dtype_of(dtype));
+        silu_mul(at(x), ldx, at(y), ldy, rows, dim, limit, dtype_of(dtype));
     });
 }

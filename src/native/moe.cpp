@@ -93,19 +93,20 @@ std::vector<std::pair<int, float>> choose(const float* logits, int n, const Rout
     return chosen;
 }
 
-// The router's logits of x, rounded to T, or of x as float32 where the router is float32.
+// y [rows, n] of x [rows, k].
 template <class T>
-std::vector<T> logits_of(const Linear& router, const T* x, int rows) {
-    std::vector<T> logits(size_t(rows) * size_t(router.n()));
-    router.run(x, router.k(), rows, logits.data(), router.n(), nullptr, false);
-    return logits;
+std::vector<T> through(const Linear& linear, const T* x, int rows) {
+    std::vector<T> y(size_t(rows) * size_t(linear.n()));
+    linear.run(x, linear.k(), rows, y.data(), linear.n(), nullptr, false);
+    return y;
 }
 
+// The logits of a float32 router, of x as float32.
 template <class T>
 std::vector<float> wide_logits_of(const Linear& router, const T* x, int rows) {
     std::vector<float> wide(size_t(rows) * size_t(router.k()));
     std::transform(x, x + wide.size(), wide.begin(), [](T value) { return to_float(value); });
-    return logits_of(router, wide.data(), rows);
+    return through(router, wide.data(), rows);
 }
 
 template <class T, class L>
@@ -121,16 +122,40 @@ std::vector<std::vector<Choice>> route(const Moe& layer, const std::vector<L>& l
     return by_expert;
 }
 
-// out [rows, hidden] = down(silu(gate) * up) or down(relu(up)^2); the caller's buffers are sized by it.
+// out [rows, down.n()] = down(silu(gate) * up) or down(relu(up)^2); `work` is sized by it.
 template <class T>
-void expert(const Linear& gate_up, const Linear& down, bool squared, const T* x, int rows, std::vector<T>& work, T* out) {
+void expert(const Moe& layer, const Linear& gate_up, const Linear& down, const T* x, int rows, std::vector<T>& work, T* out) {
     int width = down.k(), in = gate_up.n();
     work.resize(size_t(rows) * size_t(width + in));
     T* product = work.data() + size_t(rows) * size_t(in);
     gate_up.run(x, gate_up.k(), rows, work.data(), in, nullptr, false);
-    if (squared) squared_relu(work.data(), in, product, width, rows, width, gate_up.dtype());
-    else silu_mul(work.data(), in, product, width, rows, width, gate_up.dtype());
+    if (layer.squared_relu) squared_relu(work.data(), in, product, width, rows, width, gate_up.dtype());
+    else silu_mul(work.data(), in, product, width, rows, width, layer.limit, gate_up.dtype());
     down.run(product, width, rows, out, down.n(), nullptr, false);
+}
+
+// The chosen experts of x [rows, width], weighted and added in ascending order.
+template <class T>
+std::vector<T> chosen_sum(const Moe& layer, const std::vector<std::vector<Choice>>& by_expert, const T* x, int rows,
+                          std::vector<T>& work) {
+    int width = layer.down.front()->n();
+    std::vector<T> in, out(size_t(rows) * size_t(width)), total(size_t(rows) * size_t(width), T{});
+    for (size_t e = 0; e < by_expert.size(); ++e) {
+        const auto& chosen = by_expert[e];
+        if (chosen.empty()) continue;
+        in.resize(chosen.size() * size_t(width));
+        for (size_t i = 0; i < chosen.size(); ++i) std::copy_n(x + int64_t(chosen[i].row) * width, width, in.data() + i * size_t(width));
+        expert(layer, *layer.gate_up[e], *layer.down[e], in.data(), int(chosen.size()), work, out.data());
+        for (size_t i = 0; i < chosen.size(); ++i) {
+            T* sum_row = total.data() + int64_t(chosen[i].row) * width;
+            const T* row = out.data() + i * size_t(width);
+            for (int c = 0; c < width; c += 16) {
+                v16 scaled = rounded<T>(load_some(row + c, width - c) * splat(chosen[i].weight));
+                store_some(sum_row + c, load_some(sum_row + c, width - c) + scaled, width - c);
+            }
+        }
+    }
+    return total;
 }
 
 template <class T>
@@ -138,27 +163,15 @@ void run(const Moe& layer, const T* x, int rows, T* y, const T* residual) {
     int hidden = layer.router->k();
     const Linear& router = *layer.router;
     auto by_expert = router.dtype() == Dtype::f32 ? route<T>(layer, wide_logits_of(router, x, rows), rows)
-                                                  : route<T>(layer, logits_of(router, x, rows), rows);
-    std::vector<T> work, in, out(size_t(rows) * size_t(hidden)), total(size_t(rows) * size_t(hidden), T{});
-    for (size_t e = 0; e < by_expert.size(); ++e) {
-        const auto& chosen = by_expert[e];
-        if (chosen.empty()) continue;
-        in.resize(chosen.size() * size_t(hidden));
-        for (size_t i = 0; i < chosen.size(); ++i) std::copy_n(x + int64_t(chosen[i].row) * hidden, hidden, in.data() + i * size_t(hidden));
-        expert(*layer.gate_up[e], *layer.down[e], layer.squared_relu, in.data(), int(chosen.size()), work, out.data());
-        for (size_t i = 0; i < chosen.size(); ++i) {
-            T* sum_row = total.data() + int64_t(chosen[i].row) * hidden;
-            const T* row = out.data() + i * size_t(hidden);
-            for (int c = 0; c < hidden; c += 16) {
-                v16 scaled = rounded<T>(load_some(row + c, hidden - c) * splat(chosen[i].weight));
-                store_some(sum_row + c, load_some(sum_row + c, hidden - c) + scaled, hidden - c);
-            }
-        }
-    }
-    std::vector<T> gate(static_cast<size_t>(rows));
+                                                  : route<T>(layer, through(router, x, rows), rows);
+    std::vector<T> work, narrow = layer.narrow ? through(*layer.narrow, x, rows) : std::vector<T>();
+    std::vector<T> total = chosen_sum(layer, by_expert, layer.narrow ? narrow.data() : x, rows, work);
+    if (layer.widen) total = through(*layer.widen, total.data(), rows);
+    std::vector<T> shared, gate(static_cast<size_t>(rows));
     if (layer.shared_down) {
-        expert(*layer.shared_gate_up, *layer.shared_down, layer.squared_relu, x, rows, work, out.data());
-        if (layer.shared_gate) layer.shared_gate->run(x, hidden, rows, gate.data(), 1, nullptr, false);
+        shared.resize(size_t(rows) * size_t(hidden));
+        expert(layer, *layer.shared_gate_up, *layer.shared_down, x, rows, work, shared.data());
+        if (layer.shared_gate) gate = through(*layer.shared_gate, x, rows);
     }
     for (int r = 0; r < rows; ++r) {
         v16 open = layer.shared_gate ? rounded<T>(sigmoid(splat(to_float(gate[size_t(r)])))) : splat(1);
@@ -166,7 +179,7 @@ void run(const Moe& layer, const T* x, int rows, T* y, const T* residual) {
             int64_t at = int64_t(r) * hidden + c;
             int n = hidden - c;
             v16 v = load_some(total.data() + at, n);
-            if (layer.shared_down) v = rounded<T>(v + rounded<T>(open * load_some(out.data() + at, n)));
+            if (layer.shared_down) v = rounded<T>(v + rounded<T>(open * load_some(shared.data() + at, n)));
             store_some(y + at, load_some(residual + at, n) + v, n);
         }
     }

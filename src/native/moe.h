@@ -18,11 +18,13 @@ struct Routing {
 
 struct Moe {
     const Linear* router;                       // -> experts; of the experts' dtype, or float32
-    std::vector<const Linear*> gate_up, down;   // an expert each: -> 2 * intermediate (or 1 *, squared_relu), -> hidden
+    std::vector<const Linear*> gate_up, down;   // an expert each: -> 2 * intermediate (or 1 *, squared_relu), -> hidden (or latent)
     const Linear *shared_gate_up, *shared_down; // null without a shared expert
     const Linear* shared_gate;                  // -> 1; null: the shared expert counts whole
+    const Linear *narrow, *widen;               // experts get narrow(x), and widen makes hidden of their sum; or null
     Routing routing;
     bool squared_relu;                          // down(relu(up)^2) instead of down(silu(gate) * up)
+    float limit;                                // of gate and up, as silu_mul's
 };
 
 // y[i] = round(residual[i] + moe(x[i])); x, y, residual: [rows, hidden] of the experts' dtype, contiguous; y may be residual.

@@ -5,6 +5,7 @@ Activations are [T, features], contiguous, of the model's dtype. `residual` is a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -140,13 +141,17 @@ class PreNormLayer(nn.Module):
 
 
 class Mlp(nn.Module):
-    """residual += down(silu(gate(x)) * up(x)), or down(relu(up(x))^2) if squared_relu; gate_up is the one or the other."""
+    """residual += down(silu(gate(x)) * up(x)), or down(relu(up(x))^2) if squared_relu; gate_up is the one or the other.
 
-    def __init__(self, *, gate_up: Linear, down: Linear, squared_relu: bool = False) -> None:
+    limit: gate is not above it, up within -limit and limit.
+    """
+
+    def __init__(self, *, gate_up: Linear, down: Linear, squared_relu: bool = False, limit: float = math.inf) -> None:
         super().__init__()
         self.gate_up = gate_up
         self.down = down
         self.squared_relu = squared_relu
+        self.limit = limit
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """x (normed), residual: [T, hidden_size]."""
@@ -155,17 +160,17 @@ class Mlp(nn.Module):
     def inner(self, x: torch.Tensor) -> torch.Tensor:
         """[T, intermediate size]: what goes into `down`."""
         opened = self.gate_up.forward(x)
-        return squared_relu(opened) if self.squared_relu else gated_product(opened)
+        return squared_relu(opened) if self.squared_relu else gated_product(opened, self.limit)
 
 
-def gated_product(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up of [T, 2 n], gate first; [T, n]."""
+def gated_product(gate_up: torch.Tensor, limit: float = math.inf) -> torch.Tensor:
+    """silu(min(gate, limit)) * clamp(up, -limit, limit) of [T, 2 n], gate first; [T, n]."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     if not use_native(gate_up.device):
         gate, up = gate_up.chunk(2, -1)
-        return F.silu(gate) * up
+        return F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
     out = torch.empty((rows, width), dtype=gate_up.dtype)
-    native.silu_mul(gate_up.data_ptr(), 2 * width, out.data_ptr(), width, rows, width, CODES[gate_up.dtype])
+    native.silu_mul(gate_up.data_ptr(), 2 * width, out.data_ptr(), width, rows, width, limit, CODES[gate_up.dtype])
     return out
 
 
@@ -228,7 +233,10 @@ class Router:
 
 
 class Moe(nn.Module):
-    """residual += sum of the chosen experts, weighted, plus the shared expert where there is one, gated if it has a gate."""
+    """residual += sum of the chosen experts, weighted, plus the shared expert where there is one, gated if it has a gate.
+
+    narrow, widen: experts work in the fewer columns of narrow(x), and their sum goes through widen; the shared one gets x.
+    """
 
     def __init__(
         self,
@@ -237,14 +245,18 @@ class Moe(nn.Module):
         experts: Sequence[Mlp],
         shared: Mlp | None = None,
         shared_gate: Linear | None = None,
+        narrow: Linear | None = None,
+        widen: Linear | None = None,
     ) -> None:
         super().__init__()
         assert router.bias is None or router.bias.dtype == torch.float32, "the kernel reads float32"
+        assert shared is None or shared.limit == experts[0].limit, "the kernel has one limit"
         self.router = router
-        self.linears = nn.ModuleList([router.linear] if shared_gate is None else [router.linear, shared_gate])
+        self.linears = nn.ModuleList(part for part in (router.linear, shared_gate, narrow, widen) if part is not None)
         self.experts = nn.ModuleList(experts)
         self.shared = shared
         self.shared_gate = shared_gate
+        self.narrow, self.widen = narrow, widen
         self.handle: Any = None
         if router.linear.handle is not None:
             self.handle = native.Moe(
@@ -254,6 +266,8 @@ class Moe(nn.Module):
                 shared_gate_up=None if shared is None else shared.gate_up.handle,
                 shared_down=None if shared is None else shared.down.handle,
                 shared_gate=None if shared_gate is None else shared_gate.handle,
+                narrow=None if narrow is None else narrow.handle,
+                widen=None if widen is None else widen.handle,
                 top_k=router.top_k,
                 normalise=router.normalise,
                 sigmoid=router.sigmoid,
@@ -263,6 +277,7 @@ class Moe(nn.Module):
                 epsilon=router.epsilon,
                 scale=router.scale,
                 squared_relu=experts[0].squared_relu,
+                limit=experts[0].limit,
             )
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -275,14 +290,17 @@ class Moe(nn.Module):
 
     def _forward_torch(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         weights, chosen = self.router.choose(x)
-        total = sum_of_experts(self.experts, x, weights, chosen)
+        inputs = x if self.narrow is None else self.narrow.forward(x)
+        total = _sum_of_experts(self.experts, inputs, weights, chosen)
+        if self.widen is not None:
+            total = self.widen.forward(total)
         if self.shared is not None:
             shared = self.shared.down.forward(self.shared.inner(x))
             total += shared if self.shared_gate is None else torch.sigmoid(self.shared_gate.forward(x)) * shared
         return residual.add_(total)
 
 
-def sum_of_experts(
+def _sum_of_experts(
     experts: Iterable[Any], x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor
 ) -> torch.Tensor:
     """[T, inputs]: what the chosen experts, each an Mlp, make of x [T, inputs], weighted and summed in their order.
@@ -299,12 +317,12 @@ def sum_of_experts(
     return total
 
 
-def make_experts(module: Any, *, squared_relu: bool = False) -> list[Mlp]:
+def make_experts(module: Any, *, squared_relu: bool = False, limit: float = math.inf) -> list[Mlp]:
     """One MLP an expert, from a module with gate_up_proj [experts, 2 intermediate, hidden] (up_proj, [experts, intermediate,
-    hidden], if squared_relu) and down_proj [experts, hidden, intermediate].
+    hidden], if squared_relu) and down_proj [experts, hidden, intermediate]; limit: of an Mlp.
     """
     opens = module.up_proj if squared_relu else module.gate_up_proj
     return [
-        Mlp(gate_up=Linear([first]), down=Linear([second]), squared_relu=squared_relu)
+        Mlp(gate_up=Linear([first]), down=Linear([second]), squared_relu=squared_relu, limit=limit)
         for first, second in zip(opens, module.down_proj, strict=True)
     ]

@@ -90,6 +90,17 @@ def test_norm_and_gated_product(width: int, dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gated_product_within_a_limit(dtype: torch.dtype) -> None:
+    # 0.7 is in no low precision: torch rounds it to the dtype before it compares.
+    opened = torch.cat([randn(9, 66, dtype=dtype), torch.full((1, 66), torch.nan, dtype=dtype)])
+    gate, up = opened.chunk(2, -1)
+    limited = torch.cat([gate.clamp(max=0.7), up.clamp(-0.7, 0.7)], -1)
+    assert torch.equal(gated_product(opened, 0.7)[:9], gated_product(limited)[:9])
+    assert not torch.equal(gated_product(opened)[:9], gated_product(limited)[:9])
+    assert gated_product(opened, 0.7)[9].isnan().all()
+
+
 def test_squared_relu() -> None:
     x = torch.tensor([[-1.0, 0.0, 2.0, torch.nan]])
     torch.testing.assert_close(squared_relu(x), torch.tensor([[0.0, 0.0, 4.0, torch.nan]]), equal_nan=True)
@@ -150,19 +161,22 @@ ROUTERS = {
 @pytest.mark.parametrize("name", ROUTERS)
 @pytest.mark.parametrize("squared_relu", [False, True])
 @pytest.mark.parametrize("shared", ["none", "plain", "gated"])
-def test_every_way_of_choosing_agrees_with_torch(name: str, squared_relu: bool, shared: str) -> None:
+@pytest.mark.parametrize("latent", [False, True])
+def test_every_way_of_choosing_agrees_with_torch(name: str, squared_relu: bool, shared: str, latent: bool) -> None:
     options = dict(ROUTERS[name])
     bias = randn(6, seed=77) / 5 if options.pop("biased", False) else None
 
-    def mlp(seed: int) -> Mlp:
-        opens = randn(10 if squared_relu else 20, 24, seed=seed) / 4
-        return Mlp(gate_up=Linear([opens]), down=Linear([randn(24, 10, seed=seed + 1) / 4]), squared_relu=squared_relu)
+    def mlp(seed: int, width: int) -> Mlp:
+        opens, down = randn(10 if squared_relu else 20, width, seed=seed) / 4, randn(width, 10, seed=seed + 1) / 4
+        return Mlp(gate_up=Linear([opens]), down=Linear([down]), squared_relu=squared_relu, limit=0.5)
 
     moe = Moe(
         router=Router(linear=Linear([randn(6, 24, seed=7) / 3]), top_k=2, bias=bias, **options),
-        experts=[mlp(10 * i) for i in range(6)],
-        shared=None if shared == "none" else mlp(500),
+        experts=[mlp(10 * i, 9 if latent else 24) for i in range(6)],
+        shared=None if shared == "none" else mlp(500, 24),
         shared_gate=Linear([randn(1, 24, seed=8)]) if shared == "gated" else None,
+        narrow=Linear([randn(9, 24, seed=12) / 4]) if latent else None,
+        widen=Linear([randn(24, 9, seed=13)]) if latent else None,
     )
     x = randn(33, 24, seed=9)
     whole = moe(x, torch.zeros_like(x))

@@ -16,8 +16,8 @@ from tests.tiny_models import tiny_checkpoint
 from twinpool.engine.checkpoint import read_spec
 from twinpool.errors import ModelError
 from twinpool.models.adopt import load_model
+from twinpool.models.blocks import Moe
 from twinpool.models.families.falcon import FalconLayer
-from twinpool.models.families.nemotron import LatentMoe
 from twinpool.models.families.zamba import HybridLayer
 from twinpool.models.spec import ModelSpec
 
@@ -89,8 +89,8 @@ def test_nemotron_experts_are_stored_one_by_one_under_the_old_names(cache_dir: P
     stored = load_file(tiny_checkpoint("nemotron_latent", cache_dir) / "model.safetensors")
     assert "backbone.layers.4.mixer.experts.7.up_proj.weight" in stored
     model = load_model(tiny_checkpoint("nemotron_latent", cache_dir), dtype="float32")
-    moe = next(m for m in model.module.modules() if isinstance(m, LatentMoe))
-    assert (len(moe.experts), moe.experts[0].gate_up.k, moe.down.k) == (8, 16, 32)
+    moe = next(m for m in model.module.modules() if isinstance(m, Moe))
+    assert (len(moe.experts), moe.experts[0].gate_up.k, moe.narrow.k) == (8, 16, 32)
 
 
 def test_nemotron_layers_by_letters(cache_dir: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from twinpool.errors import ModelError
 from twinpool.models.attention.latent_layer import adopt_latent
-from twinpool.models.blocks import Linear, Mlp, RmsNorm, Router, gated_product, make_experts, sum_of_experts
+from twinpool.models.blocks import Linear, Mlp, Moe, RmsNorm, make_experts
 from twinpool.models.bound import Step
 from twinpool.models.families.base import Decoder, Parts, Source
 from twinpool.models.families.kimi import CONVOLUTIONS, FORGET_GATE, make_router
@@ -123,39 +123,6 @@ class StreamLayer(nn.Module):
         return self.second_connection.write(streams, out, post, mix)
 
 
-class ClampedMlp(Mlp):
-    """residual += down(silu(min(gate(x), limit)) * clamp(up(x), -limit, limit))."""
-
-    def __init__(self, *, gate_up: Linear, down: Linear, limit: float) -> None:
-        super().__init__(gate_up=gate_up, down=down)
-        self.limit = limit
-
-    def inner(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, intermediate size]: what goes into `down`."""
-        opened = self.gate_up.forward(x)
-        gate, up = opened.chunk(2, -1)
-        gate.clamp_(max=self.limit)
-        up.clamp_(-self.limit, self.limit)
-        return gated_product(opened)
-
-
-class ClampedMoe(nn.Module):
-    """residual += sum of the chosen experts, weighted, plus the shared expert, all clamped, which the compiled form does not do."""
-
-    def __init__(self, *, router: Router, experts: list[ClampedMlp], shared: ClampedMlp) -> None:
-        super().__init__()
-        self.router, self.linear = router, router.linear
-        self.experts = nn.ModuleList(experts)
-        self.shared = shared
-
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """x (normed), residual: [T, hidden_size]."""
-        # Token by token, as what sigmoid rounds to depends on the place in a tensor (models/rows.py).
-        weights, chosen = map(torch.cat, zip(*map(self.router.choose, x.split(1)), strict=True))
-        total = sum_of_experts(self.experts, x, weights, chosen)
-        return residual.add_(total.add_(self.shared.down.forward(self.shared.inner(x))))
-
-
 def check(config: Any) -> None:
     """Raise ModelError for an index that leaves out the newest tokens."""
     if not config.index_kpool_always_select_tail:
@@ -194,15 +161,15 @@ def _layer(parts: Parts, block: Any) -> StreamLayer:
     )
 
 
-def _feed_forward(module: Any, limit: float) -> ClampedMlp | ClampedMoe:
+def _feed_forward(module: Any, limit: float) -> Mlp | Moe:
     if not hasattr(module, "experts"):
         return _mlp(module, limit)
-    experts = [ClampedMlp(gate_up=e.gate_up, down=e.down, limit=limit) for e in make_experts(module.experts)]
-    return ClampedMoe(router=make_router(module.gate), experts=experts, shared=_mlp(module.shared_experts, limit))
+    experts = make_experts(module.experts, limit=limit)
+    return Moe(router=make_router(module.gate), experts=experts, shared=_mlp(module.shared_experts, limit))
 
 
-def _mlp(module: Any, limit: float) -> ClampedMlp:
-    return ClampedMlp(
+def _mlp(module: Any, limit: float) -> Mlp:
+    return Mlp(
         gate_up=Linear([module.gate_proj.weight, module.up_proj.weight]),
         down=Linear([module.down_proj.weight]),
         limit=limit,

@@ -10,7 +10,7 @@ from torch import nn
 
 from twinpool.errors import ModelError
 from twinpool.models.attention.layer import adopt_attention
-from twinpool.models.blocks import Linear, Mlp, Moe, RmsNorm, Router, adopt_linear, make_experts, sum_of_experts
+from twinpool.models.blocks import Linear, Mlp, Moe, RmsNorm, Router, adopt_linear, make_experts
 from twinpool.models.bound import Step
 from twinpool.models.families.base import Decoder, Parts, Source
 from twinpool.models.group import Adds
@@ -64,25 +64,6 @@ class FeedForwardLayer(nn.Module):
         return self._mlp(self._norm(hidden), hidden)  # type: ignore[no-any-return]
 
 
-class LatentMoe(nn.Module):
-    """residual += up(sum of the chosen experts of down(x), weighted) + shared(x); experts work in fewer columns."""
-
-    def __init__(self, *, router: Router, experts: list[Mlp], shared: Mlp, down: Linear, up: Linear) -> None:
-        super().__init__()
-        self.router = router
-        self.linears = nn.ModuleList([router.linear, down, up])
-        self.experts = nn.ModuleList(experts)
-        self.shared, self.down, self.up = shared, down, up
-
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """x (normed), residual: [T, hidden_size]."""
-        # Token by token, as what sigmoid rounds to depends on the place in a tensor (models/rows.py).
-        weights, chosen = map(torch.cat, zip(*map(self.router.choose, x.split(1)), strict=True))
-        latent = sum_of_experts(self.experts, self.down.forward(x), weights, chosen)
-        out = self.up.forward(latent)
-        return residual.add_(out.add_(self.shared.down.forward(self.shared.inner(x))))
-
-
 def check(config: Any) -> None:
     """Raise ModelError for keys whose value nothing here acts on."""
     for key, value in _ONLY.items():
@@ -120,7 +101,7 @@ def _mlp(module: Any) -> Mlp:
     return Mlp(gate_up=adopt_linear(module.up_proj), down=adopt_linear(module.down_proj), squared_relu=True)
 
 
-def _experts(module: Any) -> Moe | LatentMoe:
+def _experts(module: Any) -> Moe:
     gate, shared = module.gate, _mlp(module.shared_experts)
     experts = make_experts(module.experts, squared_relu=True)
     router = Router(
@@ -134,14 +115,13 @@ def _experts(module: Any) -> Moe | LatentMoe:
         epsilon=1e-20,
         scale=gate.routed_scaling_factor,
     )
-    if isinstance(module.fc1_latent_proj, nn.Identity):
-        return Moe(router=router, experts=experts, shared=shared)
-    return LatentMoe(
+    whole = isinstance(module.fc1_latent_proj, nn.Identity)
+    return Moe(
         router=router,
         experts=experts,
         shared=shared,
-        down=adopt_linear(module.fc1_latent_proj),
-        up=adopt_linear(module.fc2_latent_proj),
+        narrow=None if whole else adopt_linear(module.fc1_latent_proj),
+        widen=None if whole else adopt_linear(module.fc2_latent_proj),
     )
 
 
