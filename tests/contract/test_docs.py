@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,3 +82,10 @@ def test_links_between_the_documents_exist() -> None:
             target = part.partition(")")[0].partition("#")[0]
             if target and not target.startswith("http"):
                 assert (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+def test_the_tests_of_user_reports_exist() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (ROOT / "docs" / "user-reports.md").read_text())
+    assert len(named) > 40
+    for file, test in named:
+        assert f"def {test}" in (ROOT / file).read_text(), f"{file}::{test}"
