@@ -22,7 +22,8 @@ from tests.agreement.llm_runs import Said, checkpoint, conversation, greedy, pro
 from twinpool import LLM, SamplingParams
 from twinpool.engine.disk import DiskTier
 from twinpool.errors import ConfigError
-from twinpool.storage import files, workers
+from twinpool.sched import disk
+from twinpool.storage import files
 
 STRATEGIES = {
     "extra_buffer": {"mamba_radix_cache_strategy": "extra_buffer"},
@@ -215,7 +216,7 @@ def test_a_slow_disk_is_not_waited_for(written: Path, monkeypatch: pytest.Monkey
     """Each file takes a tenth of a second, a request waits for a hundredth."""
     read_whole = files.read_whole
     monkeypatch.setattr(files, "read_whole", lambda *args: (time.sleep(0.1), read_whole(*args))[1])
-    monkeypatch.setattr(workers, "_WAIT_BASE_S", 0.01)
+    monkeypatch.setattr(disk, "_WAIT_BASE_S", 0.01)
     with disk_llm(written, hicache_storage_prefetch_policy="timeout") as llm:
         assert from_disk(llm) == 0
         assert tier(llm).counts().late_requests > 0

@@ -4,36 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
-from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from twinpool.clock import WallClock
 from twinpool.config.resolve import Resolved
 from twinpool.errors import ConfigError
 from twinpool.memory.arena import Arena
-from twinpool.prefix.stored import StoredSegment
-from twinpool.request import Int32Array
-from twinpool.sched.storage import Lost
-from twinpool.step import StoreCopy
-from twinpool.storage.format import Segment
-from twinpool.storage.keys import ChainHash, Fingerprint
-from twinpool.storage.store import DiskStats, DiskStore
-from twinpool.storage.workers import Fetch, Prefetcher, StoreWriter
-from twinpool.units import GB, GIB
+from twinpool.sched.disk import MAX_PENDING_BYTES, PREFETCH_THRESHOLD_TOKENS, StorageTier
+from twinpool.storage.keys import Fingerprint
+from twinpool.storage.shelf import DiskStats
+from twinpool.storage.store import DiskStore
+from twinpool.storage.workers import Prefetcher, StoreWriter
+from twinpool.units import GB
 
-MAX_PENDING_BYTES = GIB  # of what waits to be written
-PREFETCH_THRESHOLD_TOKENS = 256  # reference 5.5
 _SAMPLES, _SAMPLE_BYTES = 16, 1 << 12  # of each tensor of the weights
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """A request's chain being read since began_s; segments that device and host have already are not in it."""
-
-    fetch: Fetch
-    began_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,72 +37,20 @@ class DiskCounts:
     dropped_segments: int
 
 
-class DiskTier:
-    """sched.storage.Storage over a folder, and the sink of the executor's StoreCopy orders.
+class DiskTier(StorageTier):
+    """Over a folder, with threads that write and read.
 
     policy: a --hicache-storage-prefetch-policy; threshold_tokens: less than that is not worth reading.
     """
 
     def __init__(self, store: DiskStore, *, policy: str, threshold_tokens: int = PREFETCH_THRESHOLD_TOKENS) -> None:
         self.store = store
-        self.threshold_tokens = threshold_tokens
         self.writer = StoreWriter(store, max_pending_bytes=MAX_PENDING_BYTES)
-        self._prefetcher = Prefetcher(store)
-        self._policy = policy
-        self._waiting: dict[int, _Waiting] = {}
-        self._lost: deque[Lost] = deque()  # filled by other threads
-        self.fetched_tokens = self.late_requests = 0
-
-    def put(self, order: StoreCopy, kv: memoryview, state: memoryview) -> None:
-        """Queue a segment for writing (executor thread)."""
-        hashes = self.store.hashes(order.tokens)
-        segment = Segment(hashes.info(order.start, order.end), kv, state)
-        if not self.writer.offer(segment, refused=lambda: self._refused(order.tokens, hashes)):
-            self._lost.append(Lost(order.tokens, order.start))
-
-    def _refused(self, tokens: Int32Array, hashes: ChainHash) -> None:
-        """The store has not written what ends with these tokens (writer's thread): it has it, or has not what it stands on."""
-        chain = self.store.longest(hashes)
-        kept_tokens = chain[-1].end if chain else 0
-        if kept_tokens < len(tokens):
-            self._lost.append(Lost(tokens, kept_tokens))
-
-    def lost(self) -> Sequence[Lost]:
-        """What was dropped or refused since the last call."""
-        return [self._lost.popleft() for _ in range(len(self._lost))]
-
-    def look(self, rid: int, tokens: Int32Array, *, in_memory_tokens: int) -> None:
-        """Begin to read what goes on where memory ends."""
-        chain = self.store.longest(self.store.hashes(tokens), at_most_tokens=len(tokens))
-        if not chain or chain[-1].end - in_memory_tokens < self.threshold_tokens:
-            return
-        missing = [info for info in chain if info.end > in_memory_tokens]
-        self._waiting[rid] = _Waiting(self._prefetcher.start(missing), time.monotonic())
-
-    def poll(self, rid: int) -> Sequence[StoredSegment] | None:
-        """What was read; None: still reading, and the policy says wait."""
-        waiting = self._waiting.get(rid)
-        if waiting is None:
-            return ()
-        read = waiting.fetch.poll()
-        if read is None:
-            waited_s = time.monotonic() - waiting.began_s
-            if self._policy == "wait_complete" or (self._policy == "timeout" and waited_s < waiting.fetch.timeout_s):
-                return None
-            read = waiting.fetch.wait(0)
-            self.late_requests += 1
-        del self._waiting[rid]
-        if read:
-            self.fetched_tokens += read[-1].info.end - read[0].info.start
-        return [
-            StoredSegment(one.info.start, one.info.end, memoryview(one.pages), memoryview(one.state)) for one in read
-        ]
-
-    def forget(self, rid: int) -> None:
-        """Read no more for this request."""
-        waiting = self._waiting.pop(rid, None)
-        if waiting is not None:
-            waiting.fetch.cancel()
+        self._readers = Prefetcher(store)
+        super().__init__(
+            store=store, writer=self.writer, prefetcher=self._readers, clock=WallClock(), policy=policy,
+            threshold_tokens=threshold_tokens,
+        )  # fmt: skip
 
     def counts(self) -> DiskCounts:
         """Counts now; from any thread."""
@@ -133,7 +66,7 @@ class DiskTier:
     def close(self) -> None:
         """Write what waits, then end the threads."""
         self.writer.close(timeout_s=60.0)
-        self._prefetcher.close()
+        self._readers.close()
 
 
 def open_disk_tier(resolved: Resolved, arena: Arena, folder: Path) -> DiskTier | None:

@@ -38,11 +38,6 @@ class Segment:
     pages: Bytes
     state: Bytes
 
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of pages and state."""
-        return _length(self.pages) + _length(self.state)
-
 
 def file_name(info: SegmentInfo) -> str:
     """key-parent-grid-start-end.safetensors: a listing of the folder is the index."""
@@ -64,7 +59,12 @@ def parse_name(name: str) -> SegmentInfo | None:
 
 def file_bytes(info: SegmentInfo, fingerprint: Fingerprint) -> int:
     """Size of a segment's file."""
-    return len(_header(info, fingerprint)) + _pages_bytes(info, fingerprint) + fingerprint.slot_bytes + _DIGEST_BYTES
+    return len(_header(info, fingerprint)) + payload_bytes(info, fingerprint) + _DIGEST_BYTES
+
+
+def payload_bytes(info: SegmentInfo, fingerprint: Fingerprint) -> int:
+    """Bytes of a segment's pages and state."""
+    return _pages_bytes(info, fingerprint) + fingerprint.slot_bytes
 
 
 def smallest_file_bytes(fingerprint: Fingerprint) -> int:

@@ -7,7 +7,10 @@ from collections import Counter
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 
-from twinpool.storage.keys import GRID_TOKENS, ChainHash, SegmentInfo
+from twinpool.storage.keys import GRID_TOKENS, PrefixKeys, SegmentInfo
+
+_Order = tuple[int, int, bytes]
+_FEW = 64  # the order of eviction is not cleared of outdated entries before it has so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,7 @@ class Index:
         self._entries: dict[bytes, Entry] = {}
         self._children: dict[bytes, set[bytes]] = {}  # key: keys of present segments that begin where it ends
         self._ends: dict[bytes, Counter[int]] = {}  # grid key: ends of the segments that have it, and how many of each
+        self._leaves: list[_Order] = []  # a heap of those that nobody needs, with outdated entries
 
     def __len__(self) -> int:
         """Segments."""
@@ -48,6 +52,7 @@ class Index:
         self._children.setdefault(info.parent_key, set()).add(info.key)
         self._ends.setdefault(info.grid_key, Counter())[info.end] += 1
         self.size_bytes += entry.size_bytes
+        self._offer(entry)
         return before
 
     def remove(self, key: bytes) -> Entry | None:
@@ -66,13 +71,17 @@ class Index:
         if not ends:
             del self._ends[info.grid_key]
         self.size_bytes -= entry.size_bytes
+        parent = self._entries.get(info.parent_key)
+        if parent is not None:
+            self._offer(parent)
         return entry
 
     def mark_used(self, key: bytes, used_ns: int) -> None:
         """Note a use of a segment, unless a later one is known or it is not here."""
         entry = self._entries.get(key)
         if entry is not None and entry.used_ns < used_ns:
-            self._entries[key] = replace(entry, used_ns=used_ns)
+            self._entries[key] = used = replace(entry, used_ns=used_ns)
+            self._offer(used)
 
     def with_descendants(self, key: bytes) -> list[bytes]:
         """Keys of a segment and of all that needs it, if they are here."""
@@ -100,7 +109,7 @@ class Index:
         broken |= {info.key for info in infos}
         return ()
 
-    def longest(self, hashes: ChainHash, *, at_most_tokens: int) -> tuple[SegmentInfo, ...]:
+    def longest(self, hashes: PrefixKeys, *, at_most_tokens: int) -> tuple[SegmentInfo, ...]:
         """The chain of the longest prefix of at most so many tokens that can be rebuilt; empty when there is none."""
         broken: set[bytes] = set()
         limit = min(at_most_tokens, len(hashes))
@@ -116,27 +125,42 @@ class Index:
 
         keep: keys that are not touched.
         """
-        if needed_bytes <= 0:
-            return []
         victims: list[Entry] = []
-        heap = [_order(entry) for key, entry in self._entries.items() if key not in self._children]
-        heapq.heapify(heap)
-        left = {key: len(children) for key, children in self._children.items()}
-        while needed_bytes > 0 and heap:
-            key = heapq.heappop(heap)[-1]
+        seen: list[_Order] = []
+        seen_keys: set[bytes] = set()
+        left: dict[bytes, int] = {}  # of a parent of victims: its children that are none
+        while needed_bytes > 0 and self._leaves:
+            order = heapq.heappop(self._leaves)
+            key = order[-1]
+            entry = self._entries.get(key)
+            is_needed = left[key] > 0 if key in left else key in self._children
+            if entry is None or _order(entry) != order or is_needed or key in seen_keys:
+                continue  # outdated
+            seen.append(order)
+            seen_keys.add(key)
             if key in keep:
                 continue
-            entry = self._entries[key]
             victims.append(entry)
             needed_bytes -= entry.size_bytes
             parent_key = entry.info.parent_key
-            left[parent_key] -= 1
+            left[parent_key] = left.get(parent_key, len(self._children[parent_key])) - 1
             parent = self._entries.get(parent_key)
             if parent is not None and not left[parent_key]:
-                heapq.heappush(heap, _order(parent))
+                heapq.heappush(self._leaves, _order(parent))
+        for order in seen:  # nothing has been removed
+            heapq.heappush(self._leaves, order)
         return victims if needed_bytes <= 0 else None
 
+    def _offer(self, entry: Entry) -> None:
+        """An entry may have become the next to go, or has another place in the order."""
+        if entry.info.key in self._children:
+            return
+        heapq.heappush(self._leaves, _order(entry))
+        if len(self._leaves) > 2 * len(self._entries) + _FEW:
+            self._leaves = [_order(one) for key, one in self._entries.items() if key not in self._children]
+            heapq.heapify(self._leaves)
 
-def _order(entry: Entry) -> tuple[int, int, bytes]:
+
+def _order(entry: Entry) -> _Order:
     """Oldest first; of one age, the longest prefix first."""
     return entry.used_ns, -entry.info.end, entry.info.key

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -54,7 +55,31 @@ class SegmentInfo:
     grid_key: bytes
 
 
-class ChainHash:
+class PrefixKeys(ABC):
+    """Names of all prefixes of one token sequence: equal names, equal tokens."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Tokens so far."""
+
+    @abstractmethod
+    def grid_key(self, end: int) -> bytes:
+        """Hash of the tokens up to the last multiple of GRID_TOKENS that is <= end. Raises IndexError beyond the tokens."""
+
+    @abstractmethod
+    def key(self, end: int) -> bytes:
+        """Hash of tokens [0, end). Raises ValueError beyond the tokens."""
+
+    def info(self, start: int, end: int) -> SegmentInfo:
+        """The segment of tokens [start, end). Raises ValueError when it is empty or goes beyond the tokens."""
+        if not 0 <= start < end:
+            raise ValueError(f"a segment cannot be tokens [{start}, {end})")
+        return SegmentInfo(
+            start=start, end=end, key=self.key(end), parent_key=self.key(start), grid_key=self.grid_key(end)
+        )
+
+
+class ChainHash(PrefixKeys):
     """Hashes of the prefixes of one token sequence, which may grow; each token is hashed once.
 
     At multiples of GRID_TOKENS: h(0) = the fingerprint's digest, h(n + 64) = H(h(n), 64 tokens); between them H(h(n), fewer tokens).
@@ -87,14 +112,6 @@ class ChainHash:
         grid_end = end // GRID_TOKENS * GRID_TOKENS
         grid_key = self.grid_key(end)
         return grid_key if grid_end == end else self._after(grid_key, grid_end, end)
-
-    def info(self, start: int, end: int) -> SegmentInfo:
-        """The segment of tokens [start, end). Raises ValueError when it is empty or goes beyond the tokens."""
-        if not 0 <= start < end:
-            raise ValueError(f"a segment cannot be tokens [{start}, {end})")
-        return SegmentInfo(
-            start=start, end=end, key=self.key(end), parent_key=self.key(start), grid_key=self.grid_key(end)
-        )
 
     def _after(self, before: bytes, start: int, end: int) -> bytes:
         return _hash(before + self._token_bytes[start * _TOKEN_BYTES : end * _TOKEN_BYTES])

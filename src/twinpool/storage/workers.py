@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent import futures
 
-from twinpool.storage.format import Segment, check_segment
+from twinpool.storage.backlog import Backlog
+from twinpool.storage.format import Segment, check_segment, payload_bytes
 from twinpool.storage.keys import SegmentInfo
 from twinpool.storage.store import DiskStore
 
 _REFRESH_SEGMENTS = 64  # a busy writer looks at the folder again after so many
-_WAIT_BASE_S, _WAIT_PER_1024_TOKENS_S = 1.0, 0.25  # reference 5.5
+READERS = 2  # threads
 
 
 class StoreWriter:
@@ -22,9 +22,8 @@ class StoreWriter:
     """
 
     def __init__(self, store: DiskStore, *, max_pending_bytes: int, refresh_s: float = 30.0) -> None:
-        self._store, self._max_pending_bytes, self._refresh_s = store, max_pending_bytes, refresh_s
-        self._queue: deque[tuple[Segment, Callable[[], None]]] = deque()  # the first is being written
-        self._pending_bytes = self._dropped = 0
+        self._store, self._refresh_s = store, refresh_s
+        self._queue: Backlog[tuple[Segment, Callable[[], None]]] = Backlog(most_bytes=max_pending_bytes)
         self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="twinpool-disk-writer", daemon=True)
@@ -33,12 +32,12 @@ class StoreWriter:
     @property
     def pending_bytes(self) -> int:
         """Bytes of pages and states offered and not yet written."""
-        return self._pending_bytes
+        return self._queue.pending_bytes
 
     @property
     def dropped(self) -> int:
         """Segments that were offered and not taken."""
-        return self._dropped
+        return self._queue.dropped
 
     def offer(self, segment: Segment, *, refused: Callable[[], None] = lambda: None) -> bool:
         """Take a segment for writing; False: the queue is full. Its bytes must not change any more. Parents go before children.
@@ -48,14 +47,13 @@ class StoreWriter:
         """
         check_segment(segment, self._store.fingerprint)
         with self._changed:
-            full = self._queue and self._pending_bytes + segment.payload_bytes > self._max_pending_bytes
-            if full or self._closed:
-                self._dropped += 1
+            if self._closed:
+                self._queue.dropped += 1
                 return False
-            self._queue.append((segment, refused))
-            self._pending_bytes += segment.payload_bytes
+            size_bytes = payload_bytes(segment.info, self._store.fingerprint)
+            taken = self._queue.take((segment, refused), size_bytes=size_bytes)
             self._changed.notify_all()
-            return True
+            return taken
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all that was offered is written or refused; False: not in this time."""
@@ -69,8 +67,7 @@ class StoreWriter:
             self._changed.notify_all()
         self.flush(timeout_s)
         with self._changed:
-            while len(self._queue) > 1:
-                self._pending_bytes -= self._queue.pop()[0].payload_bytes
+            self._queue.keep_first()
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
@@ -80,7 +77,7 @@ class StoreWriter:
                 awake = self._changed.wait_for(lambda: self._queue or self._closed, self._refresh_s)
                 if awake and not self._queue:
                     return
-                first = self._queue[0] if self._queue else None
+                first = self._queue.first if self._queue else None
             if first is not None:
                 self._write(*first)
                 n_written += 1
@@ -91,8 +88,7 @@ class StoreWriter:
         if not self._store.put(segment):
             refused()
         with self._changed:
-            self._queue.popleft()
-            self._pending_bytes -= segment.payload_bytes
+            self._queue.done()
             self._changed.notify_all()
 
 
@@ -104,12 +100,6 @@ class Fetch:
         self._segments: list[Segment] = []
         self._cancelled = threading.Event()
         self._future: futures.Future[None] = pool.submit(self._run)
-
-    @property
-    def timeout_s(self) -> float:
-        """How long a request should wait for it: 1 s and 0.25 s for each 1024 tokens (reference 5.5)."""
-        tokens = self._infos[-1].end - self._infos[0].start if self._infos else 0
-        return _WAIT_BASE_S + _WAIT_PER_1024_TOKENS_S * tokens / 1024
 
     def poll(self) -> tuple[Segment, ...] | None:
         """The segments that could be read, root first, up to the first miss; None while it is still reading."""
@@ -146,7 +136,7 @@ class Fetch:
 class Prefetcher:
     """Reads chains in threads."""
 
-    def __init__(self, store: DiskStore, *, n_threads: int = 2) -> None:
+    def __init__(self, store: DiskStore, *, n_threads: int = READERS) -> None:
         self._store = store
         self._pool = futures.ThreadPoolExecutor(n_threads, thread_name_prefix="twinpool-disk-reader")
 

@@ -16,9 +16,9 @@ from tests.unit.engine.test_boot import boot
 from tests.unit.storage.small import FILE_BYTES, SMALL, put_chain, store_at
 from twinpool.engine.disk import DiskTier, model_digest
 from twinpool.errors import ConfigError
+from twinpool.sched import disk
 from twinpool.step import StoreCopy
 from twinpool.storage.store import DiskStore
-from twinpool.storage.workers import Fetch
 
 TOKENS = np.arange(400, dtype=np.int32)
 
@@ -123,7 +123,8 @@ def test_a_policy_that_does_not_wait_goes_on_without(tmp_path: Path, monkeypatch
     store = store_at(tmp_path)
     put_chain(store, TOKENS.tolist(), [64, 128])
     slow = Slow(store, monkeypatch)
-    monkeypatch.setattr(Fetch, "timeout_s", 0.01)
+    monkeypatch.setattr(disk, "_WAIT_BASE_S", 0.0)
+    monkeypatch.setattr(disk, "_WAIT_PER_1024_TOKENS_S", 0.08)
     tier = tier_over(store, policy=policy)
     tier.look(1, TOKENS, in_memory_tokens=0)
     assert wait(tier, 1) == []

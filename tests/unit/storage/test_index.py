@@ -1,3 +1,7 @@
+import random
+
+import pytest
+
 from tests.unit.storage.small import SMALL
 from twinpool.storage.index import Entry, Index
 from twinpool.storage.keys import ChainHash
@@ -83,3 +87,43 @@ def test_one_entry_a_key() -> None:
     assert before is not None
     assert (before.info.start, len(index), index.size_bytes) == (0, 2, 17)
     assert [entry.info.start for entry in sorted(index, key=lambda entry: entry.info.end)] == [0, 64]
+
+
+def slow_victims(index: Index, needed_bytes: int, keep: set[bytes]) -> list[bytes] | None:
+    """The rule, looking at everything each time: of those that no other needs, the one used longest ago goes."""
+    here = {entry.info.key: entry for entry in index}
+    found: list[bytes] = []
+    while needed_bytes > 0:
+        parents = {entry.info.parent_key for entry in here.values()}
+        free = [entry for key, entry in here.items() if key not in keep and key not in parents]
+        if not free:
+            return None
+        victim = min(free, key=lambda entry: (entry.used_ns, -entry.info.end, entry.info.key))
+        found.append(here.pop(victim.info.key).info.key)
+        needed_bytes -= victim.size_bytes
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_victims_are_those_of_the_rule_whatever_came_before(seed: int) -> None:
+    dice = random.Random(seed)
+    forks = [ChainHash(SMALL, [*range(dice.randrange(200)), *[1000 + fork] * 200]) for fork in range(5)]
+    index = Index()
+    for now in range(300):
+        hashes, end = dice.choice(forks), dice.randrange(1, 20) * 10
+        key = hashes.key(end)
+        match dice.choice(["add", "add", "add", "use", "remove", "evict"]):
+            case "add":
+                start = dice.choice([at for at in range(0, end, 10) if not at or index.get(hashes.key(at))] or [0])
+                index.add(Entry(hashes.info(start, end), dice.randrange(1, 4), now // 3))
+            case "use":
+                index.mark_used(key, now)
+            case "remove":
+                index.remove(key)
+            case "evict":
+                keep = {info.key for info in index.chain(key)}
+                wanted = slow_victims(index, needed := dice.randrange(1, 60), keep)
+                found = index.victims(needed, keep=keep)
+                assert (None if found is None else [entry.info.key for entry in found]) == wanted
+                for entry in found or () if dice.random() < 0.5 else ():
+                    index.remove(entry.info.key)

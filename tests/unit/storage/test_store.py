@@ -20,7 +20,7 @@ from tests.unit.storage.small import (
 from twinpool.errors import ConfigError
 from twinpool.storage import backoff, files
 from twinpool.storage.format import file_name
-from twinpool.storage.store import DiskStats
+from twinpool.storage.shelf import DiskStats
 
 TOKENS = list(range(1000, 1400))
 

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.storage.small import SMALL, chain_infos, longest_end, put_chain, same, segment, store_at
+from twinpool.sched.disk import longest_wait_s
 from twinpool.storage.format import Segment
 from twinpool.storage.keys import SegmentInfo
 from twinpool.storage.store import DiskStore
@@ -121,7 +122,7 @@ def test_a_chain_is_fetched(tmp_path: Path) -> None:
     read = fetch.wait(LONG_S)
     assert [same(segment, info) for segment, info in zip(read, infos[1:], strict=True)] == [True, True]
     assert fetch.poll() == read
-    assert fetch.timeout_s == 1 + 0.25 * 236 / 1024
+    assert longest_wait_s(infos[1:]) == 1 + 0.25 * 236 / 1024
     assert prefetcher.start([]).wait(LONG_S) == ()
     prefetcher.close()
 
