@@ -11,6 +11,7 @@ from tests.worlds import make_world
 from twinpool.clock import VirtualClock
 from twinpool.prefix.tree import Node, PrefixTree
 from twinpool.replay.cost import Calibration, CostModel
+from twinpool.replay.disk import SimDisk
 from twinpool.replay.run import Replay, Run
 from twinpool.replay.tokens import TokenSpace
 from twinpool.replay.trace import Session, Trace, TraceRequest
@@ -67,18 +68,23 @@ def uneven_steps() -> CostModel:
 
 
 def replay(
-    recorded: Trace, *, traffic: Traffic | None = None, cost: CostModel | None, skip: bool = True, **world: object
-) -> Replay:
-    """A replay that is ready to run in a world of tests.worlds.make_world; arrivals as recorded unless given."""
-    scheduler = make_world(**world).scheduler
-    clock = scheduler.book.clock
-    assert isinstance(clock, VirtualClock)
+    recorded: Trace, *, traffic: Traffic | None = None, cost: CostModel | None, skip: bool = True,
+    disk: dict[str, object] | None = None, **world: object,
+) -> Replay:  # fmt: skip
+    """A replay that is ready to run in a world of tests.worlds.make_world; arrivals as recorded unless given.
+
+    disk: what a SimDisk below the host takes beside the clock.
+    """
+    clock = VirtualClock()
+    storage = SimDisk(clock=clock, **disk) if disk is not None else None
+    scheduler = make_world(storage=storage, clock=clock, **world).scheduler
     return Replay(
         scheduler=scheduler,
         clock=clock,
         tokens=TokenSpace(recorded),
         traffic=traffic or OpenTraffic(recorded, speed=1.0),
         cost=cost,
+        disk=storage,
         skip=skip,
     )
 

@@ -238,6 +238,7 @@ def make_world(
     host: HostArena | None = None,
     host_policy: str = "write_through",
     storage: Storage | None = None,
+    clock: VirtualClock | None = None,
     **shape: object,
 ) -> World:
     """A world with everything wired as engine/boot does it, at sizes where one can count on one's fingers."""
@@ -260,6 +261,6 @@ def make_world(
         context_len=context_len, **shape,
     )  # fmt: skip
     scheduler = Scheduler(
-        shape=full_shape, pages=pages, slots=slots, tree=tree, clock=VirtualClock(), orders=orders, storage=storage
+        shape=full_shape, pages=pages, slots=slots, tree=tree, clock=clock or VirtualClock(), orders=orders, storage=storage
     )  # fmt: skip
     return World(scheduler, executor, Loop(scheduler=scheduler, executor=executor, overlap=overlap), pages, slots, tree)

@@ -16,6 +16,8 @@ from twinpool.sched.scheduler import Scheduler
 from twinpool.sched.shape import SchedulerShape
 from twinpool.sched.storage import Storage
 from twinpool.step import Freed, Order
+from twinpool.storage.keys import Fingerprint
+from twinpool.units import GB
 
 
 def build_scheduler(
@@ -53,6 +55,31 @@ def build_scheduler(
     return Scheduler(
         shape=_shape(resolved, ledger), pages=pages, slots=slots, tree=tree, clock=clock, orders=orders, storage=storage
     )
+
+
+def disk_fingerprint(
+    resolved: Resolved, *, model: str, ranks: int, page_bytes: int, slot_bytes: int
+) -> Fingerprint:  # fmt: skip
+    """What the segments of these settings are of. model: a digest of its weights; page_bytes and slot_bytes: of a rank's arena.
+
+    A segment holds the bytes of all ranks.
+    """
+    of_ranks = f" of {ranks} ranks" if ranks > 1 else ""
+    return Fingerprint(
+        # Weights in another dtype compute other values, even where KV and states are kept in the same ones.
+        model=f"{model} as {resolved.dtype}{of_ranks}",
+        kv_dtype=resolved.kv_cache_dtype,
+        ssm_dtype=resolved.mamba_ssm_dtype,
+        conv_dtype=resolved.mamba_conv_dtype,
+        page_size=resolved.page_size,
+        page_bytes=ranks * page_bytes,
+        slot_bytes=ranks * slot_bytes,
+    )
+
+
+def disk_limit_bytes(resolved: Resolved) -> int:
+    """Most that the disk tier may hold."""
+    return int(resolved.hicache_storage_size * GB)
 
 
 def telling_freed(kind: str, orders: list[Order]) -> Callable[[Int32Array], None]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from twinpool.errors import ConfigError
 from twinpool.replay.command import ReplayCommand, read_replay, write_report
-from twinpool.replay.options import ReplayOptions
+from twinpool.replay.options import ReplayOptions, disk_link
 from twinpool.replay.outcome import Outcome, first_refused
 
 USAGE = """\
@@ -60,9 +60,11 @@ def _outcome(command: ReplayCommand) -> Outcome:
 
     options = command.options
     trace, traffic = prepare(load_trace(command.trace, format=options.trace_format, strict=options.strict), options)
+    has_disk = command.sizing.resolved.hicache_storage_backend is not None
     experiment = Experiment(
-        trace=trace, sizing=command.sizing, traffic=traffic, calibration=command.calibration, skip=not options.no_skip
-    )
+        trace=trace, sizing=command.sizing, traffic=traffic, calibration=command.calibration,
+        disk=disk_link(options, has_disk=has_disk, timed=traffic.arrival != "count"), skip=not options.no_skip,
+    )  # fmt: skip
     tokens = TokenSpace(trace)
     outcome = Outcome(trace=trace, traffic=traffic, result=run_experiment(experiment, tokens=tokens))
     if options.no_bounds or not outcome.reuse_known:

@@ -55,10 +55,8 @@ def _check_tiers(options: ServeOptions) -> None:
     backend, path = options.hicache_storage_backend, options.hicache_storage_path
     if backend is not None and not options.enable_hierarchical_cache:
         raise ConfigError("--hicache-storage-backend is a tier below the host's: it needs --enable-hierarchical-cache.")
-    if (backend is None) != (path is None):
-        raise ConfigError(
-            "--hicache-storage-backend file and --hicache-storage-path DIR go together: give both or none."
-        )
+    if backend is None and path is not None:
+        raise ConfigError("--hicache-storage-path is the folder of --hicache-storage-backend file: give that, too.")
 
 
 def _check_no_buffer(*, page_size: int, overlap: bool) -> None:

@@ -12,11 +12,10 @@ from twinpool.config.resolve import Resolved
 from twinpool.errors import ConfigError
 from twinpool.memory.arena import Arena
 from twinpool.sched.disk import MAX_PENDING_BYTES, PREFETCH_THRESHOLD_TOKENS, StorageTier
-from twinpool.storage.keys import Fingerprint
 from twinpool.storage.shelf import DiskStats
 from twinpool.storage.store import DiskStore
 from twinpool.storage.workers import Prefetcher, StoreWriter
-from twinpool.units import GB
+from twinpool.wiring import disk_fingerprint, disk_limit_bytes
 
 _SAMPLES, _SAMPLE_BYTES = 16, 1 << 12  # of each tensor of the weights
 
@@ -69,25 +68,25 @@ class DiskTier(StorageTier):
         self._readers.close()
 
 
+def check_disk_folder(resolved: Resolved) -> None:
+    """Raise ConfigError for a disk tier without a folder, before anything is loaded."""
+    if resolved.hicache_storage_backend is not None and resolved.hicache_storage_path is None:
+        raise ConfigError("--hicache-storage-backend file needs a folder: give --hicache-storage-path DIR, too.")
+
+
 def open_disk_tier(resolved: Resolved, arena: Arena, folder: Path) -> DiskTier | None:
     """The tier of these settings, None without one. folder: of the model. Raises ConfigError for a path that cannot be used."""
     if resolved.hicache_storage_backend is None or resolved.hicache_storage_path is None:
         return None
-    of_ranks = f" of {resolved.tp_size} ranks" if resolved.tp_size > 1 else ""
-    fingerprint = Fingerprint(
-        # Weights in another dtype compute other values, even where KV and states are kept in the same ones.
-        model=f"{model_digest(folder)} as {resolved.dtype}{of_ranks}",
-        kv_dtype=resolved.kv_cache_dtype,
-        ssm_dtype=resolved.mamba_ssm_dtype,
-        conv_dtype=resolved.mamba_conv_dtype,
-        page_size=resolved.page_size,
-        # A segment holds the bytes of all ranks.
-        page_bytes=resolved.tp_size * arena.page_bytes,
-        slot_bytes=resolved.tp_size * arena.slot_bytes,
+    fingerprint = disk_fingerprint(
+        resolved,
+        model=model_digest(folder),
+        ranks=resolved.tp_size,
+        page_bytes=arena.page_bytes,
+        slot_bytes=arena.slot_bytes,
     )
     path = _expanded(resolved.hicache_storage_path)
-    limit_bytes = int(resolved.hicache_storage_size * GB)
-    store = DiskStore(path, limit_bytes=limit_bytes, fingerprint=fingerprint)
+    store = DiskStore(path, limit_bytes=disk_limit_bytes(resolved), fingerprint=fingerprint)
     return DiskTier(store, policy=resolved.hicache_storage_prefetch_policy)
 
 

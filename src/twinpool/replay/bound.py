@@ -26,12 +26,15 @@ HOST_NOTE = (
     " With a host tier it may keep KV and checkpoints in all of the device's and all of the host's memory, each kind as if the "
     "other took nothing of the host, without duplicates, and copies are free."
 )
+DISK_NOTE = (
+    " With a disk below it the same goes for the disk, and for the most that was on its way there or back at one time."
+)
 LPM_NOTE = " Requests admitted at one moment count in order of arrival, which --schedule-policy lpm may change."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What the cache of a run has room for, on device and host together: KV pages of page_size tokens, state slots (None: the
+    """What the cache of a run has room for, on device, host and disk together: KV pages of page_size tokens, state slots (None: the
     model has no state).
     """
 
@@ -87,14 +90,15 @@ class Seen:
 
 def bounds(experiment: Experiment, result: ReplayResult, tokens: TokenSpace | None = None) -> Bounds:
     """Upper bounds on the reuse of a run. tokens: the trace's, if they were numbered before."""
-    setup, host = result.setup, result.host
+    setup, host, disk = result.setup, result.host, result.disk
     host_tokens, host_states = (host.most_tokens, host.most_states) if host is not None else (0, 0)
+    disk_pages, disk_states = (disk.most_pages, disk.most_states) if disk is not None else (0, 0)
     capacity = Capacity(
         page_size=setup.page_size,
-        pages=(setup.kv_tokens + host_tokens) // setup.page_size,
-        slots=setup.slots + host_states if experiment.sizing.request.hybrid else None,
+        pages=(setup.kv_tokens + host_tokens) // setup.page_size + disk_pages,
+        slots=setup.slots + host_states + disk_states if experiment.sizing.request.hybrid else None,
     )
-    note = NOTE if host is None else NOTE + HOST_NOTE
+    note = NOTE + (HOST_NOTE if host is not None else "") + (DISK_NOTE if disk is not None else "")
     by_arrival = experiment.sizing.resolved.schedule_policy == "fcfs"
     return bounds_of(
         experiment.trace,

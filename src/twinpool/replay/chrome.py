@@ -9,6 +9,7 @@ from typing import Any
 
 from twinpool.replay.record import PoolSample, RequestRecord
 from twinpool.replay.result import ReplayResult
+from twinpool.units import GB
 
 Event = dict[str, Any]
 REQUESTS, POOLS = 1, 2  # process ids: one group of tracks each
@@ -20,6 +21,8 @@ def chrome_trace(result: ReplayResult) -> str:
     events = [*_names(), *_requests(result.records), *_counters(result.samples, setup.page_size)]
     if result.host is not None:
         events += _host_counters(result.samples, setup.page_size)
+    if result.disk is not None:
+        events += _disk_counters(result.samples)
     lines = ",\n".join(json.dumps(event, ensure_ascii=False, allow_nan=False) for event in events)
     return f'{{"displayTimeUnit":"ms","traceEvents":[\n{lines}\n]}}\n'
 
@@ -49,7 +52,8 @@ def _spans(record: RequestRecord, track: int) -> Iterator[Event]:
     """The phases that a request went through: queue, prefill, decode; a refusal is an instant."""
     about = {
         "session": record.session, "request": record.index, "input_tokens": record.input_tokens,
-        "output_tokens": record.output_tokens, "reused": record.reused, "from_host": record.from_host, "kv_matched": record.kv_matched,
+        "output_tokens": record.output_tokens, "reused": record.reused, "from_host": record.from_host,
+        "from_storage": record.from_storage, "kv_matched": record.kv_matched,
         "retractions": record.retractions, "warm_up": record.warm_up, **dict(record.gaps),
     }  # fmt: skip
     if record.refusal:
@@ -87,6 +91,19 @@ def _host_counters(samples: Iterable[PoolSample], page_size: int) -> Iterator[Ev
     for one in samples:
         for name, value in (("host KV tokens", one.host_pages * page_size), ("host states", one.host_states)):
             yield {"ph": "C", "name": name, "pid": POOLS, "tid": 0, "ts": _us(one.now_s), "args": {"used": value}}
+
+
+def _disk_counters(samples: Iterable[PoolSample]) -> Iterator[Event]:
+    """GB of files on the disk at every sample."""
+    for one in samples:
+        yield {
+            "ph": "C",
+            "name": "disk GB",
+            "pid": POOLS,
+            "tid": 0,
+            "ts": _us(one.now_s),
+            "args": {"used": one.disk_bytes / GB},
+        }
 
 
 def _us(seconds: float) -> int:

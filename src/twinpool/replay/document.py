@@ -36,6 +36,7 @@ def document(outcome: Outcome, *, records: bool = False) -> dict[str, Any]:
         "times": result.times if outcome.timed else None,
         "occupancy": result.occupancy,
         "host": result.host,
+        "disk": result.disk,
         "samples": {one.name: [getattr(sample, one.name) for sample in result.samples] for one in fields(PoolSample)},
         "records": [_record(record) for record in result.records] if records else None,
     }

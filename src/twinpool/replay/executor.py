@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from twinpool.clock import VirtualClock
 from twinpool.replay.cost import Seconds
 from twinpool.request import Int32Array
-from twinpool.step import StepPlan, StepResult
+from twinpool.step import Order, StepPlan, StepResult, StoreCopy
 
 Durations = Callable[[StepPlan], Seconds]
 
@@ -32,26 +32,41 @@ class SimHandle:
 class SimExecutor:
     """One device that works on one step at a time, in order. answers: rid to its recorded answer (int32), which the driver fills.
 
-    step_s: durations of a plan's steps; decode_s: of so many decode steps of rows with these lengths.
+    step_s: durations of a plan's steps; decode_s: of so many decode steps of rows with these lengths; orders_s: of orders alone.
+    store: is told what goes to the disk, and when (seconds). Other orders move bytes, and there are none here.
     """
 
     def __init__(
-        self, *, clock: VirtualClock, overlap: bool, step_s: Durations, decode_s: Callable[[list[int], int], Seconds]
-    ) -> None:
+        self, *, clock: VirtualClock, overlap: bool, step_s: Durations, decode_s: Callable[[list[int], int], Seconds],
+        orders_s: Callable[[Sequence[Order]], float], store: Callable[[StoreCopy, float], None] | None = None,
+    ) -> None:  # fmt: skip
         self.answers: dict[int, Int32Array] = {}
         self.until_s: float | None = None  # nothing from outside is due before it
         self._clock, self._overlap = clock, overlap
-        self._step_s, self._decode_s = step_s, decode_s
+        self._step_s, self._decode_s, self._orders_s = step_s, decode_s, orders_s
+        self._store = store
         self._free_s = 0.0
         self._latest: SimHandle | None = None
 
     def submit(self, plan: StepPlan) -> SimHandle:
         """Queue a step behind those before it."""
         begin_s = max(self._free_s, self._clock.now_s())
+        self._give(plan.orders, begin_s)
         ends_s = np.cumsum(np.concatenate(([begin_s], self._step_s(plan))))[1:]
         self._free_s = float(ends_s[-1])
         self._latest = SimHandle(self, plan, begin_s, ends_s)
         return self._latest
+
+    def settle(self, orders: Sequence[Order]) -> None:
+        """Obey orders without a step: nothing may come after them for a while."""
+        begin_s = max(self._free_s, self._clock.now_s())
+        self._give(orders, begin_s)
+        self._free_s = begin_s + self._orders_s(orders)
+
+    def _give(self, orders: Sequence[Order], when_s: float) -> None:
+        for order in orders:
+            if isinstance(order, StoreCopy) and self._store is not None:
+                self._store(order, when_s)
 
     def horizon(self, lengths: list[int]) -> int:
         """Decode steps that may pass before an arrival would have been seen (sched/stride.py).

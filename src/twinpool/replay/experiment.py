@@ -9,7 +9,8 @@ from twinpool.config.field import options_of
 from twinpool.errors import ConfigError
 from twinpool.plan.sizing import Sizing
 from twinpool.replay.cost import Calibration
-from twinpool.replay.machine import cost_model, scheduler_of
+from twinpool.replay.disk_link import INSTANT, USUAL, DiskLink
+from twinpool.replay.machine import cost_model, disk_of, scheduler_of
 from twinpool.replay.options import TrafficOptions
 from twinpool.replay.preamble import share_preambles
 from twinpool.replay.result import ReplayResult, Setup, summarise
@@ -21,12 +22,13 @@ from twinpool.replay.traffic import ClosedTraffic, OpenTraffic, Traffic, trees
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """Everything a run depends on. arrival: recorded, closed or count (never auto)."""
+    """Everything a run depends on. arrival: recorded, closed or count (never auto). disk: how fast one is, if there is one."""
 
     trace: Trace
     sizing: Sizing
     traffic: TrafficOptions
     calibration: Calibration
+    disk: DiskLink = USUAL
     skip: bool = True
 
 
@@ -77,14 +79,16 @@ def replay_of(experiment: Experiment, *, tokens: TokenSpace | None = None) -> tu
     """(the finished run, its set-up)."""
     sizing, traffic = experiment.sizing, experiment.traffic
     clock = VirtualClock()
-    scheduler = scheduler_of(sizing, clock)
     counting = traffic.arrival == "count"
+    disk = disk_of(sizing, clock, INSTANT if counting else experiment.disk)
+    scheduler = scheduler_of(sizing, clock, disk)
     replay = Replay(
         scheduler=scheduler,
         clock=clock,
         tokens=tokens or TokenSpace(experiment.trace),
         traffic=_arrivals(experiment.trace, traffic),
         cost=None if counting else cost_model(sizing, experiment.calibration),
+        disk=disk,
         skip=experiment.skip,
     )
     return replay.run(), setup_of(experiment)
@@ -113,4 +117,5 @@ def setup_of(experiment: Experiment) -> Setup:
         sessions_alive=traffic.sessions if traffic.arrival == "closed" else None, seed=traffic.seed,
         calibration=experiment.calibration.source,
         write_policy=resolved.hicache_write_policy if resolved.enable_hierarchical_cache else None,
+        prefetch_policy=resolved.hicache_storage_prefetch_policy if resolved.hicache_storage_backend is not None else None,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from twinpool.step import HostCopy, Order
+from twinpool.step import HostCopy, Order, StoreCopy
 
 Seconds = npt.NDArray[np.float64]
 
@@ -31,10 +31,10 @@ class HostLink:
     def step_s(self, forward_s: Seconds, orders: Iterable[Order]) -> Seconds:
         """Duration of a step (float64 [1]) whose forward alone takes so long.
 
-        Of a load the first layer comes before the forward, and the others while it runs, so that it ends when the later of the two
-        does.
+        Saves run beside the forward or before it, and so does what is given to the disk, which leaves the device the same way. Of a load
+        the first layer comes before the forward, and the others while it runs, so that it ends when the later of the two does.
         """
-        copies = [order for order in orders if isinstance(order, HostCopy)]
+        copies = [order for order in orders if isinstance(order, HostCopy | StoreCopy)]
         if not copies:
             return forward_s
         saved_s = self._took_s(copies, to_host=True)
@@ -45,10 +45,10 @@ class HostLink:
             return saved_s + restored_s
         return np.maximum(restored_s, saved_s + loaded_s if self.one_way else saved_s)
 
-    def _took_s(self, copies: Iterable[HostCopy], *, to_host: bool) -> float:
+    def _took_s(self, copies: Iterable[HostCopy | StoreCopy], *, to_host: bool) -> float:
         moved_bytes = sum(
             len(copy.pages) * self.page_bytes + bool(copy.slot) * self.slot_bytes
             for copy in copies
-            if copy.to_host == to_host
+            if (isinstance(copy, StoreCopy) or copy.to_host) == to_host
         )
         return moved_bytes / self.bytes_per_s

@@ -13,19 +13,21 @@ from twinpool.plan.sizing import Sizing
 from twinpool.plan.weight_part import text_config
 from twinpool.plan.weight_tree import model_parts
 from twinpool.replay.cost import Calibration, CostModel, device_rates, host_link_rate
+from twinpool.replay.disk import SimDisk
+from twinpool.replay.disk_link import DiskLink
 from twinpool.replay.host_link import HostLink
 from twinpool.sched.scheduler import Scheduler
-from twinpool.wiring import build_scheduler
+from twinpool.wiring import build_scheduler, disk_fingerprint, disk_limit_bytes
 
 _EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts")
 _CHOSEN_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
 
 
-def scheduler_of(sizing: Sizing, clock: Clock) -> Scheduler:
-    """One worker's scheduler. Raises MemoryRefusal where the engine would not start."""
+def scheduler_of(sizing: Sizing, clock: Clock, disk: SimDisk | None = None) -> Scheduler:
+    """One worker's scheduler, over a disk if there is one. Raises MemoryRefusal where the engine would not start."""
     if sizing.ledger is None:
         raise MemoryRefusal(sizing.refusal or "the pools do not fit")
-    return build_scheduler(sizing.resolved, sizing.ledger, clock=clock, host=arena_of(sizing))
+    return build_scheduler(sizing.resolved, sizing.ledger, clock=clock, host=arena_of(sizing), storage=disk)
 
 
 def arena_of(sizing: Sizing) -> HostArena | None:
@@ -33,6 +35,23 @@ def arena_of(sizing: Sizing) -> HostArena | None:
     if sizing.ledger is None:
         return None
     return host_arena(sizing.resolved, sizing.ledger, available_bytes=None)
+
+
+def disk_of(sizing: Sizing, clock: Clock, link: DiskLink) -> SimDisk | None:
+    """A worker's disk tier, empty and this fast; None without one. Raises ConfigError when it is too small, MemoryRefusal as arena_of
+    does.
+    """
+    resolved, arena = sizing.resolved, arena_of(sizing)
+    if arena is None or resolved.hicache_storage_backend is None:
+        return None
+    ranks = attention_ranks(tp=resolved.tp_size, dp=resolved.dp_size)
+    fingerprint = disk_fingerprint(
+        resolved, model=sizing.model.name, ranks=ranks, page_bytes=arena.page_bytes, slot_bytes=arena.slot_bytes
+    )
+    return SimDisk(
+        clock=clock, limit_bytes=disk_limit_bytes(resolved), fingerprint=fingerprint, link=link,
+        policy=resolved.hicache_storage_prefetch_policy,
+    )  # fmt: skip
 
 
 def host_link(sizing: Sizing) -> HostLink | None:

@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from twinpool.config.field import Flag, options_of
+from twinpool.config.options import MOST_GB
+from twinpool.errors import ConfigError
 from twinpool.plan.options import MachineOptions
+from twinpool.replay.disk_link import USUAL, DiskLink
+from twinpool.units import GB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +61,17 @@ class TimeOptions:
     calibration: Annotated[
         str | None, Flag("File written by twinpool replay calibrate.", metavar="FILE", default_text="assumed shares of the peaks")
     ] = None  # fmt: skip
+    disk_read_gb_s: Annotated[
+        float,
+        Flag("Disk tier: GB (10^9 bytes) read a second.", metavar="GB", above=0, at_most=MOST_GB),
+    ] = USUAL.read_bytes_per_s / GB
+    disk_write_gb_s: Annotated[
+        float, Flag("Disk tier: GB written a second.", metavar="GB", above=0, at_most=MOST_GB)
+    ] = USUAL.write_bytes_per_s / GB
+    disk_latency_ms: Annotated[
+        float,
+        Flag("Disk tier: milliseconds before the first byte of each file.", metavar="MS", at_least=0, at_most=1e6),
+    ] = USUAL.latency_s * 1000
     no_skip: Annotated[bool, Flag("Plan every decode step on its own (same results, slower).")] = False
 
 
@@ -88,6 +103,23 @@ class ReplayOptions(TrafficOptions, TimeOptions, ReplayOutputOptions, MachineOpt
     def __post_init__(self) -> None:
         for option in options_of(ReplayOptions):
             option.check(getattr(self, option.field))
+
+
+def disk_link(options: TimeOptions, *, has_disk: bool, timed: bool) -> DiskLink:
+    """How fast the disk is. Raises ConfigError for a flag that would do nothing: whoever gave it believes in a disk."""
+    for option in options_of(TimeOptions):
+        if option.field.startswith("disk_") and getattr(options, option.field) != option.default:
+            if not has_disk:
+                raise ConfigError(
+                    f"{option.name} does nothing without a disk tier: give --enable-hierarchical-cache and "
+                    "--hicache-storage-backend file."
+                )
+            if not timed:
+                raise ConfigError(f"{option.name} does nothing with --arrival count, where nothing takes time.")
+    return DiskLink(
+        read_bytes_per_s=options.disk_read_gb_s * GB, write_bytes_per_s=options.disk_write_gb_s * GB,
+        latency_s=options.disk_latency_ms / 1000,
+    )  # fmt: skip
 
 
 GROUPS: tuple[type, ...] = (ReplayOutputOptions, TrafficOptions, TimeOptions, MachineOptions)

@@ -27,7 +27,8 @@ _TIGHTER = {
     ("states", True): "The host tier's part for states was the tighter one",
     ("KV", True): "The host tier's part for KV was the tighter one",
     ("host", True): "The host tier was too small",
-}  # by pool, and whether the host tier ran out of room
+    ("disk", True): "The disk tier was too small",
+}  # by pool, and whether a tier below the device ran out of room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,20 +161,24 @@ def pressure(outcome: Outcome) -> Pressure:
     host = outcome.result.host
     if host is not None:
         free += f", and {1 - host.kv_share - host.states_share:.1%} of the host tier"
+    disk = outcome.result.disk
+    if disk is not None:
+        free += f", and of the disk {1 - disk.used_share:.1%}"
     states, kv = again.state_evicted_tokens, again.kv_lost_tokens
     if not states and not kv:
         why = f"Neither pool cost reuse: nothing that was evicted was asked for again; {free}."
         return Pressure(pool="neither", sentences=(why, *running))
     host_full = host is not None and host.ran_out
+    disk_full = disk is not None and disk.ran_out
     reading = Reading(
         x=0, reuse=outcome.result.reuse.token_share, state_evicted=states / prompt, kv_evicted=kv / prompt,
         slots_free=host.states_free if host is not None and host_full else occupancy.slots_free,
         pages_free=host.kv_free if host is not None and host_full else occupancy.pages_free,
-        one_memory=host is not None and host_full and not host.fixed_split,
+        one_memory=host is not None and host_full and not host.fixed_split, disk_full=disk_full,
     )  # fmt: skip
     pool = tighter_pool(reading)
     why = (
-        f"{_TIGHTER[pool, host_full]}: {states:,} prompt tokens ({states / prompt:.1%}) "
+        f"{_TIGHTER[pool, host_full or disk_full]}: {states:,} prompt tokens ({states / prompt:.1%}) "
         f"were computed again because their checkpoint had been evicted, {kv:,} ({kv / prompt:.1%}) because their KV had, alone "
         f"or with its checkpoint; {free}."
     )

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from twinpool.replay import report
+from twinpool.replay import disk_report, report
+from twinpool.replay.disk_use import DiskUse
 from twinpool.replay.host_use import HostUse
 from twinpool.replay.outcome import Outcome, pressure
 from twinpool.replay.record import PoolSample, RequestRecord
@@ -54,6 +55,7 @@ def _middle(outcome: Outcome) -> tuple[Section, ...]:
         Section("Pools", tables=(report.pools_table(outcome),), charts=pool_charts(samples, setup.page_size)),
         Section("Requests", paragraphs=(report.concurrency(outcome),), charts=(requests_chart(samples),)),
         *_host(outcome),
+        *_disk(outcome),
         times,
         Section("Counts", tables=(report.counts_table(outcome),), paragraphs=report.refused_lines(outcome)),
     )
@@ -70,6 +72,15 @@ def _host(outcome: Outcome) -> tuple[Section, ...]:
             "Host tier", tables=(report.host_table(host),), paragraphs=(report.host_use_text(host),), charts=(chart,)
         ),
     )
+
+
+def _disk(outcome: Outcome) -> tuple[Section, ...]:
+    disk = outcome.result.disk
+    if disk is None:
+        return ()
+    chart = disk_chart(thinned(outcome.result.samples, MOST_POINTS), disk)
+    text = (disk_report.disk_use_text(disk),)
+    return (Section("Disk tier", tables=(disk_report.disk_table(disk),), paragraphs=text, charts=(chart,)),)
 
 
 def _trace(outcome: Outcome) -> tuple[Section, ...]:
@@ -110,6 +121,15 @@ def host_chart(samples: Sequence[PoolSample], setup: Setup, host: HostUse) -> Ch
         "free": lambda one: max(0.0, host.total_bytes / GB - one.host_pages * page_gb - one.host_states * state_gb),
     }
     return Chart("Host memory", _TIME, "GB", series=_over_time(samples, parts))
+
+
+def disk_chart(samples: Sequence[PoolSample], disk: DiskUse) -> Chart:
+    """Files on the disk over time, and room for more, in GB."""
+    parts: dict[str, Callable[[PoolSample], float]] = {
+        "files": lambda one: one.disk_bytes / GB,
+        "free": lambda one: (disk.limit_bytes - one.disk_bytes) / GB,
+    }
+    return Chart("Disk", _TIME, "GB", series=_over_time(samples, parts))
 
 
 def requests_chart(samples: Sequence[PoolSample]) -> Chart:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from twinpool.replay.disk import SimDisk
 from twinpool.replay.traffic import Arrival
 from twinpool.request import Request
 from twinpool.sched.scheduler import Scheduler
@@ -17,7 +18,7 @@ MOST_SAMPLES = 2000
 class RequestRecord:
     """One request. Times in virtual seconds; first_token_s and finished_s None for one that was refused (refusal: why).
 
-    kv_matched, reused, from_host, gaps: of its first match (request.Reuse), tokens. warm_up: counts in no summary.
+    kv_matched, reused, from_host, from_storage, gaps: of its first match (request.Reuse), tokens. warm_up: counts in no summary.
     """
 
     session: str
@@ -32,6 +33,7 @@ class RequestRecord:
     kv_matched: int = 0
     reused: int = 0
     from_host: int = 0
+    from_storage: int = 0
     gaps: tuple[tuple[str, int], ...] = ()
     retractions: int = 0
     refusal: str = ""
@@ -40,7 +42,7 @@ class RequestRecord:
 @dataclass(frozen=True, slots=True)
 class PoolSample:
     """Both pools at one moment: KV pages (of page_size tokens) and state slots by owner, and the requests; pages and states on the
-    host, 0 without a host tier.
+    host, and bytes of files on the disk, 0 without such a tier.
     """
 
     now_s: float
@@ -56,6 +58,7 @@ class PoolSample:
     slots_held: int
     host_pages: int = 0
     host_states: int = 0
+    disk_bytes: int = 0
 
 
 def time_weights(samples: Sequence[PoolSample]) -> list[float]:
@@ -99,12 +102,12 @@ class Means:
 class Recorder:
     """Collects records and samples of one run."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, disk: SimDisk | None = None) -> None:
         self.records: list[RequestRecord] = []
         self.samples: list[PoolSample] = []
         self.means = Means()
         self.peak_running = 0
-        self._scheduler = scheduler
+        self._scheduler, self._disk = scheduler, disk
         self._every_s = 0.0
         self._next_s = 0.0
 
@@ -127,7 +130,8 @@ class Recorder:
                 session=arrival.session.id, index=arrival.index, warm_up=arrival.warm_up, input_tokens=request.prompt_len,
                 output_tokens=request.n_output, arrival_s=request.arrival_s, scheduled_s=request.first_scheduled_s,
                 first_token_s=request.first_token_s, finished_s=request.finished_s, kv_matched=reuse.kv_matched,
-                reused=reuse.reused, from_host=reuse.from_host, gaps=reuse.gaps, retractions=request.retractions,
+                reused=reuse.reused, from_host=reuse.from_host, from_storage=reuse.from_storage, gaps=reuse.gaps,
+                retractions=request.retractions,
                 refusal=finish.message if finish is not None and finish.reason == "error" else "",
             )
         )  # fmt: skip
@@ -152,6 +156,7 @@ class Recorder:
                 now_s, self._scheduler.n_running, self._scheduler.n_waiting, pages.free, pages.evictable, pages.protected,
                 pages.held, slots.free, slots.evictable, slots.protected, slots.held,
                 tier.arena.used_pages if tier is not None else 0, tier.arena.used_slots if tier is not None else 0,
+                self._disk.stats.used_bytes if self._disk is not None else 0,
             )
         )  # fmt: skip
         self.means.see(self.samples[-1])

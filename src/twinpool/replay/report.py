@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from twinpool.replay.describe import Spread
+from twinpool.replay.disk_report import disk_speed_text, disk_table, disk_use_text
 from twinpool.replay.host_use import HostUse
 from twinpool.replay.options import TrafficOptions
 from twinpool.replay.outcome import Outcome, first_refused, held, pressure, recomputed
@@ -41,7 +42,12 @@ def report_text(outcome: Outcome) -> str:
         blocks += [f"{times_heading(outcome)}\n{times_table(outcome).text}", throughput(outcome.result.times)]
     else:
         blocks.append(NO_TIMES)
-    blocks += [f"{pools_table(outcome).text}\n{concurrency(outcome)}", *_host_block(outcome), *_trace_block(outcome)]
+    blocks += [
+        f"{pools_table(outcome).text}\n{concurrency(outcome)}",
+        *_host_block(outcome),
+        *_disk_block(outcome),
+        *_trace_block(outcome),
+    ]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -63,6 +69,7 @@ def setup_lines(outcome: Outcome) -> tuple[str, ...]:
         f"{setup.slots_per_request} slots a running request, at most {setup.max_running_requests:,} of them",
         f"KV pool: {setup.kv_tokens:,} tokens of {setup.kv_bytes_per_token:,} bytes, in pages of {setup.page_size:,}",
         *_host_line(outcome),
+        *_disk_line(outcome),
         f"sized as {setup.engine} does it; scheduled by twinpool",
     )
 
@@ -74,6 +81,11 @@ def _host_line(outcome: Outcome) -> tuple[str, ...]:
     room = f"{host.most_tokens:,} tokens {'and' if host.fixed_split else 'or'} {host.most_states:,} states"
     split = "a fixed split" if host.fixed_split else "no fixed split"
     return (f"host tier: {host.total_bytes / GB:,.2f} GB, {room}, {split}; {outcome.result.setup.write_policy}",)
+
+
+def _disk_line(outcome: Outcome) -> tuple[str, ...]:
+    disk, policy = outcome.result.disk, outcome.result.setup.prefetch_policy
+    return (f"disk tier: {disk_speed_text(disk)}; {policy}",) if disk is not None else ()
 
 
 def arrival(traffic: TrafficOptions) -> str:
@@ -104,6 +116,10 @@ def reuse_table(outcome: Outcome) -> Table:
     rows = [row("reused", reuse.reused_tokens, "up to the checkpoint that the request resumed from")]
     if outcome.result.host is not None:
         rows.append(row("  of it, from the host", reuse.from_host_tokens, "had left the device, and was brought back"))
+    if outcome.result.disk is not None:
+        rows.append(
+            row("  of it, from the disk", reuse.from_storage_tokens, "had left both, and was read for the request")
+        )
     rows += [row(reason, tokens, GAP_MEANINGS[reason]) for reason, tokens in reuse.gaps if tokens]
     rows.append(row("all prompts", prompt, ""))
     rows.append(row("matched in KV", reuse.kv_matched_tokens, "what would be reused if every state were kept"))
@@ -246,6 +262,11 @@ def trace_lines(outcome: Outcome) -> tuple[str, ...]:
 def _host_block(outcome: Outcome) -> tuple[str, ...]:
     host = outcome.result.host
     return (f"{host_table(host).text}\n{host_use_text(host)}",) if host is not None else ()
+
+
+def _disk_block(outcome: Outcome) -> tuple[str, ...]:
+    disk = outcome.result.disk
+    return (f"{disk_table(disk).text}\n{disk_use_text(disk)}",) if disk is not None else ()
 
 
 def _trace_block(outcome: Outcome) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from twinpool.prefix.evict import Evictions
 from twinpool.replay.describe import Spread, concurrency, spread
+from twinpool.replay.disk_use import DiskUse, disk_use
 from twinpool.replay.host_use import HostUse, host_use
 from twinpool.replay.record import PoolSample, Recorder, RequestRecord, time_weights
 from twinpool.replay.run import Run
@@ -19,7 +20,7 @@ SCHEMA = "twinpool-replay/1"
 class Setup:
     """What ran: names, and the sizes of both pools (slots, tokens, page size), S, and how arrivals were made.
 
-    write_policy: of the host tier, None without one.
+    write_policy: of the host tier, None without one; prefetch_policy: of the disk tier, None without one.
     """
 
     trace: str
@@ -39,13 +40,15 @@ class Setup:
     seed: int
     calibration: str
     write_policy: str | None = None
+    prefetch_policy: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReuseSummary:
     """Prompt tokens of all counted requests: reused, matched in KV alone, and the rest by reason (request.REUSE_GAPS).
 
-    from_host_tokens: the part of the reused ones that was brought back from the host. token_share: reused / prompt; kv_share:
+    from_host_tokens: the part of the reused ones that was brought back from the host; from_storage_tokens: the part that was read
+    from the disk before. token_share: reused / prompt; kv_share:
     kv_matched / prompt.
     """
 
@@ -56,6 +59,7 @@ class ReuseSummary:
     kv_share: float
     gaps: tuple[tuple[str, int], ...]
     from_host_tokens: int = 0
+    from_storage_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +124,7 @@ class Occupancy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayResult:
-    """samples, records: what the summaries are made of (pools over time; one a request). host: None without a host tier."""
+    """samples, records: what the summaries are made of (pools over time; one a request). host, disk: None without such a tier."""
 
     setup: Setup
     reuse: ReuseSummary
@@ -130,6 +134,7 @@ class ReplayResult:
     samples: tuple[PoolSample, ...]
     records: tuple[RequestRecord, ...]
     host: HostUse | None = None
+    disk: DiskUse | None = None
 
 
 def summarise(run: Run, setup: Setup) -> ReplayResult:
@@ -142,6 +147,7 @@ def summarise(run: Run, setup: Setup) -> ReplayResult:
         setup=setup, reuse=_reuse(served), counts=_counts(run, counted), times=_times(served, run.duration_s),
         occupancy=_occupancy(run.recorder, run.duration_s), samples=samples, records=records,
         host=host_use(book.tree, run.recorder.means, failed_restores=book.totals.failed_restores),
+        disk=disk_use(run.disk, run.recorder.means),
     )  # fmt: skip
 
 
@@ -157,6 +163,7 @@ def _reuse(records: list[RequestRecord]) -> ReuseSummary:
         prompt_tokens=prompt, reused_tokens=reused, kv_matched_tokens=matched, token_share=_share(reused, prompt),
         kv_share=_share(matched, prompt), gaps=tuple(gaps.items()),
         from_host_tokens=sum(record.from_host for record in records),
+        from_storage_tokens=sum(record.from_storage for record in records),
     )  # fmt: skip
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from twinpool.clock import VirtualClock
 from twinpool.errors import RequestError
 from twinpool.loop import Loop, StepObserver
 from twinpool.replay.cost import CostModel
+from twinpool.replay.disk import SimDisk
 from twinpool.replay.executor import SimExecutor
 from twinpool.replay.record import Recorder
-from twinpool.replay.timing import decode_durations, step_durations
+from twinpool.replay.timing import decode_durations, order_durations, step_durations
 from twinpool.replay.tokens import TokenSpace
 from twinpool.replay.traffic import Arrival, Traffic
 from twinpool.request import Request, SamplingParams
@@ -21,7 +23,7 @@ from twinpool.step import StepPlan, StepResult
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """A finished run: the recorder's content, the scheduler as it was left, steps (and the plans they came in), prompt tokens
-    computed, and virtual seconds passed.
+    computed, virtual seconds passed, and the disk below the host, if there is one.
     """
 
     recorder: Recorder
@@ -30,26 +32,29 @@ class Run:
     plans: int
     prefilled_tokens: int
     duration_s: float
+    disk: SimDisk | None = None
 
 
 class Replay:
     """One run. cost None: every step takes no time, so that counts depend on the order of arrivals alone.
 
-    skip: plan several decode steps at once where nothing can change (same results, less work). on_step sees every plan.
+    disk: the scheduler's storage. skip: plan several decode steps at once where nothing can change (same results, less work).
     """
 
     def __init__(
         self, *, scheduler: Scheduler, clock: VirtualClock, tokens: TokenSpace, traffic: Traffic, cost: CostModel | None,
-        skip: bool = True,
+        disk: SimDisk | None = None, skip: bool = True,
     ) -> None:  # fmt: skip
         self.scheduler = scheduler
+        self._disk = disk
         self._clock, self._tokens, self._traffic, self._skip = clock, tokens, traffic, skip
         overlap = scheduler.shape.overlap
         self._executor = SimExecutor(
-            clock=clock, overlap=overlap, step_s=step_durations(cost), decode_s=decode_durations(cost)
-        )
+            clock=clock, overlap=overlap, step_s=step_durations(cost), decode_s=decode_durations(cost),
+            orders_s=order_durations(cost), store=disk.give if disk is not None else None,
+        )  # fmt: skip
         self._loop = Loop(scheduler=scheduler, executor=self._executor, overlap=overlap, observe=self._note)
-        self._recorder = Recorder(scheduler)
+        self._recorder = Recorder(scheduler, disk)
         self._arrivals: dict[int, Arrival] = {}
         self._rid = 0
         self._steps = self._plans = self._prefilled = 0
@@ -61,6 +66,7 @@ class Replay:
             for arrival in self._traffic.due(self._clock.now_s()):
                 self._add(arrival)
             if self._loop.idle:
+                self._settle()
                 next_s = self._traffic.next_s
                 if next_s is None:
                     break
@@ -70,8 +76,15 @@ class Replay:
             self._step()
         return Run(
             recorder=self._recorder, scheduler=self.scheduler, steps=self._steps, plans=self._plans, prefilled_tokens=self._prefilled,
-            duration_s=self._clock.now_s(),
+            duration_s=self._clock.now_s(), disk=self._disk,
         )  # fmt: skip
+
+    def _settle(self) -> None:
+        """As the server does (engine/core.py): with nothing left to run, what the tiers below were told is done at once."""
+        orders = self.scheduler.book.orders
+        if orders:
+            self._executor.settle(tuple(orders))
+            orders.clear()
 
     def _step(self) -> None:
         executor = self._executor
@@ -84,6 +97,17 @@ class Replay:
                 self._end(delta.request)
         executor.catch_up()
         self._recorder.tick(self._clock.now_s())
+        if not deltas and self._loop.waits:
+            self._wait_for_disk()
+
+    def _wait_for_disk(self) -> None:
+        """Nothing runs, and what waits is being read: time goes on to where that changes, or somebody arrives."""
+        assert self._disk is not None, "a request waits, and nothing runs that could make room"
+        now_s, arrival_s = self._clock.now_s(), self._traffic.next_s
+        next_s = self._disk.next_s if arrival_s is None else min(arrival_s, self._disk.next_s)
+        assert next_s < math.inf, "a request waits for a disk that does nothing"
+        self._recorder.pause(now_s)
+        self._clock.advance_to(max(next_s, now_s))
 
     def _note(self, plan: StepPlan, result: StepResult) -> None:
         self._plans += 1

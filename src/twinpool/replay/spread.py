@@ -14,6 +14,7 @@ from typing import Any
 from twinpool.errors import ConfigError, MemoryRefusal
 from twinpool.replay.bound import bounds
 from twinpool.replay.cost import Calibration
+from twinpool.replay.disk_link import USUAL, DiskLink
 from twinpool.replay.experiment import Experiment, run_experiment
 from twinpool.replay.sweep import Measured, Point, measured_of
 from twinpool.replay.tokens import TokenSpace
@@ -22,13 +23,17 @@ from twinpool.replay.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shared:
-    """What all points have in common; tokens are numbered once. bounds: hold points that ask for it against an infinite cache."""
+    """What all points have in common; tokens are numbered once. bounds: hold points that ask for it against an infinite cache.
+
+    disk: how fast one is, where a point has one.
+    """
 
     trace: Trace
     tokens: TokenSpace
     calibration: Calibration
     skip: bool = True
     bounds: bool = True
+    disk: DiskLink = USUAL
 
 
 # A number, or the sentence with which the engine refuses to start.
@@ -41,8 +46,9 @@ def run_point(shared: Shared, point: Point) -> Outcome:
     if point.sizing is None:
         return point.refusal
     experiment = Experiment(
-        trace=shared.trace, sizing=point.sizing, traffic=point.traffic, calibration=shared.calibration, skip=shared.skip
-    )
+        trace=shared.trace, sizing=point.sizing, traffic=point.traffic, calibration=shared.calibration, disk=shared.disk,
+        skip=shared.skip,
+    )  # fmt: skip
     try:
         result = run_experiment(experiment, tokens=shared.tokens)
     except (ConfigError, MemoryRefusal) as error:

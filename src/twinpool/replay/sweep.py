@@ -14,7 +14,7 @@ from twinpool.plan.sizing import Sizing
 from twinpool.replay.describe import Spread
 from twinpool.replay.options import TrafficOptions
 from twinpool.replay.result import ReplayResult
-from twinpool.replay.sweep_host import AUTO, HostSplitOption, check_tier, with_tier
+from twinpool.replay.sweep_host import AUTO, TierOptions, check_tier, with_tier
 
 MOST_POINTS = 5000
 UNLIMITED = "unlimited"
@@ -23,7 +23,7 @@ UNLIMITED = "unlimited"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
     """What a sweep can vary. name: in tables and JSON; flag: takes its values; field: of Deployment, or of TrafficOptions
-    where traffic is set, or of HostSplitOption. words: values that stand beside numbers and are on no line.
+    where traffic is set, or of TierOptions. words: values that stand beside numbers and are on no line.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Axis:
     @property
     def option(self) -> Option:
         """The option that one value is given to: its type, limits and single flag."""
-        options = options_of(TrafficOptions) if self.traffic else (*deployment_options(), *options_of(HostSplitOption))
+        options = options_of(TrafficOptions) if self.traffic else (*deployment_options(), *options_of(TierOptions))
         return next(option for option in options if option.field == self.field)
 
     @property
@@ -55,6 +55,7 @@ AXES = (
     Axis(name="page_size", flag="--page-sizes", field="page_size"),
     Axis(name="host_size", flag="--host-sizes", field="hicache_size"),
     Axis(name="host_split", flag="--host-splits", field="host_split", words=(AUTO,)),
+    Axis(name="disk_size", flag="--disk-sizes", field="disk_size"),
     Axis(name="write_policy", flag="--write-policies", field="hicache_write_policy"),
 )
 Grid = Mapping[Axis, tuple[Value, ...]]
@@ -79,8 +80,9 @@ class Measured:
     """What is kept of a run; names as in replay/result.py. Shares are of prompt tokens, except those of the pools: mean shares of
     slots and pages over time. Times in modelled seconds, None where nothing was timed. infinite_token_share: reuse of the
     same requests with an infinite cache, None where it was not looked at. from_host_share: reused after it was brought back from
-    the host. host_dropped_tokens, host_dropped_states: from the host, or not copied there, for want of room; host_kv_free,
-    host_states_free: mean free shares there, None without a host tier; host_split: whether it has quotas.
+    the host, from_storage_share: after it was read from the disk. host_dropped_tokens, host_dropped_states: from the host, or not
+    copied there, for want of room; host_kv_free, host_states_free: mean free shares there, None without a host tier; host_split:
+    whether it has quotas. disk_full: whether a disk below it ran out of room, None without one.
     """
 
     slots: int
@@ -116,6 +118,8 @@ class Measured:
     host_kv_free: float | None = None
     host_states_free: float | None = None
     host_split: bool = False
+    from_storage_share: float = 0.0
+    disk_full: bool | None = None
 
     def gap(self, reason: str) -> float:
         """Share of prompt tokens that were not reused for this reason."""
@@ -311,7 +315,8 @@ def measured_of(result: ReplayResult, infinite_token_share: float | None) -> Mea
         host_dropped_states=host.dropped_states + host.unsaved_states if host is not None else 0,
         host_kv_free=host.kv_free if host is not None else None,
         host_states_free=host.states_free if host is not None else None,
-        host_split=host is not None and host.fixed_split,
+        host_split=host is not None and host.fixed_split, from_storage_share=reuse.from_storage_tokens / prompt,
+        disk_full=result.disk.ran_out if result.disk is not None else None,
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from twinpool.plan.command import launch_flags_footer, parts
 from twinpool.replay.command import read_replay, write_report
 from twinpool.replay.experiment import prepare
 from twinpool.replay.formats import load_trace
-from twinpool.replay.options import GROUPS, ReplayOptions, TrafficOptions
+from twinpool.replay.options import GROUPS, ReplayOptions, TrafficOptions, disk_link
 from twinpool.replay.spread import Finished, Shared, spread
 from twinpool.replay.sweep import Point, Row, Sweep, grid_of, main_axis, points_of, values_text
 from twinpool.replay.sweep_report import sweep_json, sweep_page, sweep_text
@@ -62,6 +62,9 @@ class AxisOptions:
         str | None,
         Flag("Share of the host tier that only states may take; auto is no split.", metavar="VALUES"),
     ] = None
+    disk_sizes: Annotated[
+        str | None, Flag("Disk tier below the host in GB, of all ranks together; 0 is none.", metavar="VALUES")
+    ] = None  # fmt: skip
     write_policies: Annotated[
         str | None, Flag("When prefixes are copied to the host (--hicache-write-policy).", metavar="NAMES")
     ] = None
@@ -111,9 +114,10 @@ def run(argv: Sequence[str]) -> int:
     grid = grid_of({option.name: getattr(options, option.field) for option in options_of(AxisOptions)})
     trace, traffic = prepare(load_trace(command.trace, format=options.trace_format, strict=options.strict), options)
     points = points_of(command.sizing, _traffic_alone(traffic), grid)
+    has_disk = options.disk_sizes is not None or command.sizing.resolved.hicache_storage_backend is not None
     shared = Shared(
         trace=trace, tokens=TokenSpace(trace), calibration=command.calibration, skip=not options.no_skip,
-        bounds=not options.no_bounds,
+        bounds=not options.no_bounds, disk=disk_link(options, has_disk=has_disk, timed=traffic.arrival != "count"),
     )  # fmt: skip
     rows, interrupted = run_points(shared, points, options)
     sizing = command.sizing
@@ -199,7 +203,7 @@ def _stored(shared: Shared, points: Sequence[Point], out: str | None) -> tuple[l
     if out is None:
         return [""] * len(points), Stored({})
     trace = fingerprint(shared.trace)
-    keys = [point_key(point, trace=trace, calibration=shared.calibration) for point in points]
+    keys = [point_key(point, trace=trace, calibration=shared.calibration, disk=shared.disk) for point in points]
     stored = read_finished(Path(out))
     wanted: Mapping[str, object] = dict.fromkeys(keys)
     return keys, Stored({key: value for key, value in stored.measured.items() if key in wanted}, stored.torn)

@@ -24,7 +24,7 @@ UNKNOWN_REUSE = (
     "alone."
 )
 ENOUGH = 0.75  # share of the infinite cache's reuse under which it is the memory that is missing, not a better division
-_POOL = {"states": "state slots", "KV": "KV", "host": "host memory"}
+_POOL = {"states": "state slots", "KV": "KV", "host": "host memory", "disk": "room on the disk"}
 
 
 def sweep_text(sweep: Sweep) -> str:
@@ -120,6 +120,8 @@ def _table(sweep: Sweep, choice: Choice | None) -> Table:
         columns = [(head, text) for head, text in columns if head not in _OF_REUSE]
     if not _has_host(sweep):
         columns = [(head, text) for head, text in columns if head != "from host"]
+    if not _has_disk(sweep):
+        columns = [(head, text) for head, text in columns if head != "from disk"]
     head = [*map(label_of, names), *(head for head, _ in columns), ""]
     rows = []
     for row in sweep.measured:
@@ -138,7 +140,7 @@ def _seconds(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-_OF_REUSE = ("reuse", "infinite", "state evicted", "KV evicted", "from host")
+_OF_REUSE = ("reuse", "infinite", "state evicted", "KV evicted", "from host", "from disk")
 _Column = tuple[str, Callable[[Measured], str]]
 _TIMES: tuple[_Column, ...] = (
     ("TTFT p50 s", lambda found: _seconds(found.ttft_p50_s)),
@@ -153,6 +155,7 @@ _COLUMNS: tuple[_Column, ...] = (
     ("state evicted", lambda found: _percent(sum(found.gap(reason) for reason in STATE_GAPS))),
     ("KV evicted", lambda found: _percent(found.gap("kv_evicted"))),
     ("from host", lambda found: _percent(found.from_host_share)),
+    ("from disk", lambda found: _percent(found.from_storage_share)),
     ("retracted", lambda found: f"{found.retractions:,}"),
     ("refused", lambda found: f"{found.refused:,}"),
     ("running", lambda found: f"{found.mean_running:.1f}"),
@@ -168,6 +171,10 @@ def _timed(sweep: Sweep) -> bool:
 
 def _has_host(sweep: Sweep) -> bool:
     return any(row.measured.host_kv_free is not None for row in sweep.rows if row.measured is not None)
+
+
+def _has_disk(sweep: Sweep) -> bool:
+    return any(row.measured.disk_full is not None for row in sweep.rows if row.measured is not None)
 
 
 def _refused(sweep: Sweep) -> Table:

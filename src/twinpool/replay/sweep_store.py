@@ -12,6 +12,7 @@ from typing import TextIO
 
 from twinpool.errors import ConfigError
 from twinpool.replay.cost import Calibration
+from twinpool.replay.disk_link import USUAL, DiskLink
 from twinpool.replay.sweep import Measured, Point
 from twinpool.replay.trace import Trace
 
@@ -32,11 +33,11 @@ def fingerprint(trace: Trace) -> str:
     return digest.hexdigest()
 
 
-def point_key(point: Point, *, trace: str, calibration: Calibration) -> str:
-    """The hash (hex) that a point's line is found by. trace: its fingerprint. What is only shown is in it too: a key that is too
-    narrow would give wrong numbers, one that is too wide a run too many.
+def point_key(point: Point, *, trace: str, calibration: Calibration, disk: DiskLink = USUAL) -> str:
+    """The hash (hex) that a point's line is found by. trace: its fingerprint; disk: how fast one is. What is only shown is in it too:
+    a key that is too narrow would give wrong numbers, one that is too wide a run too many.
     """
-    parts = (LINE_SCHEMA, metadata.version("twinpool"), trace, point.sizing, point.traffic, calibration)
+    parts = (LINE_SCHEMA, metadata.version("twinpool"), trace, point.sizing, point.traffic, calibration, disk)
     return hashlib.blake2b(repr(_plain(parts)).encode(), digest_size=16).hexdigest()
 
 

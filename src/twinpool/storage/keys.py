@@ -64,11 +64,11 @@ class PrefixKeys(ABC):
 
     @abstractmethod
     def grid_key(self, end: int) -> bytes:
-        """Hash of the tokens up to the last multiple of GRID_TOKENS that is <= end. Raises IndexError beyond the tokens."""
+        """Of the tokens up to the last multiple of GRID_TOKENS that is <= end."""
 
     @abstractmethod
     def key(self, end: int) -> bytes:
-        """Hash of tokens [0, end). Raises ValueError beyond the tokens."""
+        """Of tokens [0, end)."""
 
     def info(self, start: int, end: int) -> SegmentInfo:
         """The segment of tokens [start, end). Raises ValueError when it is empty or goes beyond the tokens."""

@@ -166,6 +166,15 @@ def test_without_a_folder_there_is_none(tiny: Path) -> None:
     engine.close()
 
 
+def test_a_tier_without_a_folder_and_a_folder_without_a_tier_are_refused(tiny: Path, tmp_path: Path) -> None:
+    for option, missing in (
+        ({"hicache_storage_backend": "file"}, "--hicache-storage-path DIR"),
+        ({"hicache_storage_path": str(tmp_path)}, "--hicache-storage-backend file"),
+    ):
+        with pytest.raises(ConfigError, match=missing):
+            boot(tiny, enable_hierarchical_cache=True, hicache_size=0.02, **option)
+
+
 def test_a_folder_that_is_a_file_is_refused(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     disk = {"hicache_storage_backend": "file", "hicache_storage_path": str(tmp_path / "file")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from twinpool.prefix.evict import Evictions
 from twinpool.replay.bound import Bounds
 from twinpool.replay.describe import Spread
+from twinpool.replay.disk_use import DiskUse
 from twinpool.replay.host_use import HostUse
 from twinpool.replay.options import TrafficOptions
 from twinpool.replay.outcome import Outcome
@@ -45,6 +46,12 @@ HOST = HostUse(
 EVICTIONS = Evictions(
     {"kv_pressure": 192, "state_pressure": 0}, {"kv_pressure": 1, "state_pressure": 0, "path_limit": 2}
 )
+DISK = DiskUse(
+    limit_bytes=10**10, used_bytes=10**9, used_share=0.05, segments=9, read_bytes_per_s=2e9, write_bytes_per_s=1e9, latency_s=0.001,
+    written_segments=10, written_tokens=640, written_bytes=11 * 10**8, already_there_segments=1, evicted_segments=1,
+    no_room_segments=0, no_parent_segments=2, dropped_segments=3, pending_segments=0, read_segments=4, read_bytes=4 * 10**8,
+    fetched_tokens=256, late_requests=1, most_pages=100, most_states=100,
+)  # fmt: skip
 SAMPLES = (
     PoolSample(0.0, 1, 0, 8, 0, 0, 3, 7, 0, 0, 3),
     PoolSample(5.0, 2, 1, 2, 3, 2, 4, 1, 2, 2, 5),

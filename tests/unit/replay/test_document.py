@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from tests.unit.replay.outcomes import BOUNDS, HOST, outcome
+from tests.unit.replay.outcomes import BOUNDS, DISK, HOST, outcome
 from twinpool.replay.document import replay_json
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -38,7 +38,7 @@ def documented() -> Iterator[str]:
 
 def test_every_key_is_documented() -> None:
     made = outcome(rejected=1)
-    found = replace(made, bounds=BOUNDS, result=replace(made.result, host=HOST))
+    found = replace(made, bounds=BOUNDS, result=replace(made.result, host=HOST, disk=DISK))
     assert sorted(documented()) == sorted({*keys(json.loads(replay_json(found, records=True)), "")})
 
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tests.replay_worlds import one_second_steps
 from twinpool.clock import VirtualClock
 from twinpool.replay.executor import LONGEST_RUN, SimExecutor
-from twinpool.replay.timing import decode_durations, step_durations
-from twinpool.step import Row, StepPlan
+from twinpool.replay.host_link import HostLink
+from twinpool.replay.timing import decode_durations, order_durations, step_durations
+from twinpool.step import HostCopy, Row, StepPlan, StoreCopy
 
 PAGES = np.zeros(99, np.int32)
 
 
-def executor(*, overlap: bool, start_s: float = 0.0, cost=one_second_steps()) -> SimExecutor:  # noqa: B008
+def executor(*, overlap: bool, start_s: float = 0.0, cost=one_second_steps(), store=None) -> SimExecutor:  # noqa: B008
     made = SimExecutor(
-        clock=VirtualClock(start_s), overlap=overlap, step_s=step_durations(cost), decode_s=decode_durations(cost)
-    )
+        clock=VirtualClock(start_s), overlap=overlap, step_s=step_durations(cost), decode_s=decode_durations(cost),
+        orders_s=order_durations(cost), store=store,
+    )  # fmt: skip
     made.answers[7] = np.arange(100, 120, dtype=np.int32)
     return made
 
@@ -51,6 +55,19 @@ def test_a_row_that_does_not_sample_gives_none() -> None:
     made = executor(overlap=False)
     row = Row(rid=7, start=0, end=4, tokens=np.zeros(4, np.int32), slot=1, pages=PAGES, sample=False)
     assert made.submit(StepPlan(step=1, rows=(row,))).result().tokens == (None,)
+
+
+def test_orders_without_a_step_take_their_time_and_the_disk_hears_of_them_when_they_begin() -> None:
+    link = HostLink(bytes_per_s=10.0, page_bytes=10, slot_bytes=0, n_layers=1, one_way=False, saves_beside=True)
+    told: list[float] = []
+    cost = replace(one_second_steps(), host=link)
+    made = executor(overlap=False, start_s=5.0, cost=cost, store=lambda order, when_s: told.append(when_s))
+    copy, store = HostCopy(True, PAGES[:3], PAGES[:3]), StoreCopy(PAGES[:2], 0, 2, PAGES[:2], 0)
+    made.settle((copy, store))
+    made.settle((store,))
+    assert now_s(made) == 5.0
+    made.submit(StepPlan(step=1, rows=decode(1, start=4).rows, orders=(store,))).result()
+    assert (told, now_s(made)) == ([5.0, 10.0, 12.0], 14.0)
 
 
 @pytest.mark.parametrize(
