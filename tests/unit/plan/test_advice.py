@@ -101,6 +101,12 @@ def test_what_no_flag_holds_gets_the_nearest_split_a_host_tier_and_more_ranks() 
     assert all(step.warning for step in advice.options)
 
 
+def test_our_own_server_has_the_smaller_types_too() -> None:
+    sizing = plan(builtin("Qwen3-Next-80B-A3B"), machine(20 * GIB), rules=TWINPOOL)
+    advice = advice_for(Workload(running=20, tokens_per_request=16_384, idle_sessions=50), sizing)
+    assert [step.title for step in advice.options] == ["--mamba-ssm-dtype bfloat16", "--kv-cache-dtype fp8_e4m3"]
+
+
 def test_no_host_tier_where_nothing_is_kept() -> None:
     sizing = round_plan(disable_radix_cache=True, max_mamba_cache_size=4)
     advice = advice_for(Workload(running=2000, tokens_per_request=1000, idle_sessions=9), sizing)
