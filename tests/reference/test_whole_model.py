@@ -70,7 +70,7 @@ def test_low_precision_stays_near(family, cache_dir, dtype) -> None:
 
 @pytest.mark.skipif(native is None, reason="without the compiled kernels results agree to rounding only")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("ssm_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("ssm_dtype", DTYPES)
 def test_the_same_bits_whatever_the_cut_the_batch_and_the_threads(family, cache_dir, dtype, ssm_dtype) -> None:
     bench = Bench(tiny_checkpoint(family, cache_dir, dtype=dtype), dtype=dtype, ssm_dtype=ssm_dtype)
     native.set_threads(2)

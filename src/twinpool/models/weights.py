@@ -124,6 +124,7 @@ def _join(tensors: dict[str, torch.Tensor], end: str, parts: tuple[str, ...]) ->
         lacking = [stem + part for part in parts if stem + part not in tensors]
         if lacking:
             raise ModelError(f"the weights lack {_list(lacking)}.")
+        _check_alike({stem + part: tensors[stem + part].shape[1:] for part in parts}, what="rows")
         tensors[stem + end] = torch.cat([tensors.pop(stem + part) for part in parts])
 
 
@@ -140,10 +141,20 @@ def _stack_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         lacking = [f"{prefix}.{i}.{kind}.weight" for i, kind in wanted if (i, kind) not in parts]
         if lacking:
             raise ModelError(f"the weights lack {_list(lacking)}.")
+        for kinds in ((*gates, "up_proj"), ("down_proj",)):
+            _check_alike({f"{prefix}.{i}.{kind}.weight": parts[i, kind].shape for i, kind in wanted if kind in kinds})
         opens = [torch.cat([parts[i, kind] for kind in (*gates, "up_proj")]) for i in range(count)]
         tensors[f"{prefix}.gate_up_proj" if gates else f"{prefix}.up_proj"] = torch.stack(opens)
         tensors[f"{prefix}.down_proj"] = torch.stack([parts[i, "down_proj"] for i in range(count)])
     return tensors
+
+
+def _check_alike(shapes: Mapping[str, torch.Size], *, what: str = "tensors") -> None:
+    first = next(iter(shapes))
+    for name, shape in shapes.items():
+        if shape != shapes[first]:
+            alike = f"{what} of {list(shapes[first])} in {first} and of {list(shape)} in {name}"
+            raise ModelError(f"the weights hold {alike}, which must be alike.")
 
 
 def _place(model: torch.nn.Module, name: str, value: torch.Tensor) -> None:

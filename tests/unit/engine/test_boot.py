@@ -90,6 +90,26 @@ def test_models_that_cannot_be_served_are_refused_before_they_are_loaded(tmp_pat
         boot(tmp_path)
 
 
+CONFIGS = Path(__file__).parents[2] / "data" / "configs"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "message"),
+    [
+        ("KimiK3ForConditionalGeneration", "moonshotai--Kimi-K3", "can be planned but not served yet; served: .*, Zamba2For"),
+        ("InternS2PreviewForConditionalGeneration", "Qwen--Qwen3.5-27B", "can be planned but not served yet; served: .*, Zamba2For"),
+        ("MadeUpForCausalLM", "Qwen--Qwen3.5-27B", "is not known; known: .*InternS2Preview.*, MambaForCausalLM"),
+    ],
+)  # fmt: skip
+def test_families_that_transformers_does_not_have_are_refused_with_the_list(
+    architecture: str, config: str, message: str, tmp_path: Path
+) -> None:
+    stored = json.loads((CONFIGS / f"{config}_config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**stored, "architectures": [architecture]}))
+    with pytest.raises(ModelError, match=rf"{architecture}'? {message}"):
+        boot(tmp_path, device_memory="8GiB")
+
+
 def test_a_chat_template_file_replaces_the_tokenizers(tiny: Path, tmp_path: Path) -> None:
     template = tmp_path / "mine.jinja"
     with pytest.raises(ConfigError, match="--chat-template"):
