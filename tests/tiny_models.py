@@ -119,7 +119,7 @@ _GLM: dict[str, Any] = {
         **{key: value for key, value in _LATENT.items() if key != "num_local_experts"}, "layer_types": None,
         "linear_head_dim": 8, "linear_num_heads": 3, "q_lora_rank": 10, "qk_rope_head_dim": 0, "n_routed_experts": 8,
         "mlp_layer_types": ["dense", "sparse", "sparse", "dense"], "swiglu_limit": 0.5, "hc_mult": 3, "hc_sinkhorn_iters": 4,
-        "index_topk": 1024, "index_head_dim": 16, "index_n_heads": 2, "index_kpool": 4,
+        "index_topk": 40, "index_head_dim": 16, "index_n_heads": 10, "index_kpool": 4,
     },
     "vision_config": {
         "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32,
@@ -194,6 +194,8 @@ def _spread(model: torch.nn.Module) -> None:
             parameter.copy_(torch.log(torch.rand_like(parameter.float()) * 4 + 0.2))
         elif name.endswith(("expert_bias", "correction_bias")):
             parameter.copy_(torch.randn_like(parameter) * 0.2)
+        elif name.endswith(("compress_ape", "compress_gate")):
+            parameter.copy_(torch.randn_like(parameter) * 0.5)
         elif "norm" in name or name.endswith((".D", ".bias", "_hc.base", "_hc.scale")):
             parameter.add_(torch.randn_like(parameter.float()).mul(0.1).to(parameter.dtype))
 

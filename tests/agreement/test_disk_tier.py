@@ -124,7 +124,8 @@ def test_a_conversation_goes_on_over_restarts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "family"), [("bfloat16", "qwen3_next"), ("bfloat16", "qwen3_5_moe"), ("float32", "qwen3_next")]
+    ("dtype", "family"),
+    [("bfloat16", "qwen3_next"), ("bfloat16", "qwen3_5_moe"), ("float32", "qwen3_next"), ("bfloat16", "glm")],
 )
 def test_every_dtype_comes_back_bit_by_bit(tmp_path: Path, dtype, family) -> None:
     folder = checkpoint(family, dtype=dtype)

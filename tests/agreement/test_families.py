@@ -16,9 +16,7 @@ from tests.tiny_models import _CLASSES, FAMILIES
 from twinpool import LLM, bootlog
 from twinpool.engine.checkpoint import read_spec
 from twinpool.errors import ConfigError
-from twinpool.models.attention.spec import DsaSpec
 from twinpool.models.registry import family_of
-from twinpool.models.spec import ModelSpec
 from twinpool.units import GIB
 
 STRATEGIES = {
@@ -136,24 +134,20 @@ def test_strategies_that_a_family_cannot_have_are_refused(family: str) -> None:
                 pass
 
 
-def index_bytes(spec: ModelSpec, kv_dtype: str) -> int:
-    """Bytes a token that are kept for sparse indices, behind the latents, which have no views."""
-    sparse = [layer.attention for layer in spec.layers if isinstance(layer.attention, DsaSpec)]
-    return sum(s.kv_bytes_per_token(kv_dtype, 1) - s.latent.kv_bytes_per_token(kv_dtype, 1) for s in sparse)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "dtypes", [{}, {"mamba_ssm_dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}, {"kv_cache_dtype": "fp8_e4m3"}]
 )
 def test_memory_is_as_planned(family: str, dtypes: dict[str, str]) -> None:
-    spec = read_spec(checkpoint(family))
     with tiny_llm(checkpoint(family), **dtypes) as llm:
         ledger, memory = llm.engine.facts.ledger, llm.engine._executor._memory
+        spec = read_spec(checkpoint(family)).with_exact_index(page_tokens=memory.page_size)
         ssm, kv = dtypes.get("mamba_ssm_dtype", "float32"), dtypes.get("kv_cache_dtype", "float32")
         states = sum(view[0].nbytes for states in memory.states for view in (states.conv, states.ssm))
-        views = {view.data_ptr(): view[0].nbytes for layer in memory.kv for view in (layer.keys, layer.values)}
-        tokens = sum(views.values()) / memory.page_size + index_bytes(spec, kv)
+        views = {
+            view.data_ptr(): view[0].nbytes for layer in memory.kv for view in (layer.keys, layer.values, layer.index)
+        }
+        tokens = sum(views.values()) / memory.page_size
         assert states == ledger.slot_bytes == spec.slot_bytes(ssm_dtype=ssm, conv_dtype="float32")
         assert tokens == spec.kv_bytes_per_token(kv_dtype=kv) == memory.arena.page_bytes / memory.page_size
         pools = sum(ledger.line(name).bytes for name in ("conv states", "ssm states", "padding slot", "KV pool"))
@@ -171,9 +165,10 @@ def test_the_boot_log_prints_what_is_allocated(family: str, caplog: pytest.LogCa
         conv, ssm = (
             sum(view.nbytes for view in views) for views in zip(*((s.conv, s.ssm) for s in memory.states), strict=True)
         )
-        views = {view.data_ptr(): view.nbytes for layer in memory.kv for view in (layer.keys, layer.values)}
-        tokens = (facts.kv_tokens or 0) + memory.page_size  # and the padding page
-        kv = sum(views.values()) + tokens * index_bytes(read_spec(checkpoint(family)), "float32")
+        views = {
+            view.data_ptr(): view.nbytes for layer in memory.kv for view in (layer.keys, layer.values, layer.index)
+        }
+        kv = sum(views.values())
     assert (facts.slots, facts.kv_tokens) == (ledger.max_mamba_cache_size, ledger.kv_tokens)
     assert (facts.conv_gb, facts.ssm_gb) == (round(conv / GIB, 2), round(ssm / GIB, 2))
     printed = facts.kv_gb if facts.kv_gb is not None else (facts.k_gb or 0) + (facts.v_gb or 0)

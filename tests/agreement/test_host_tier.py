@@ -101,6 +101,16 @@ def test_so_little_device_memory_that_everything_goes_through_the_host(policy, h
             assert totals.evicted_states > 0
 
 
+@pytest.mark.parametrize("name", ["extra_buffer, pages of 16", "lazy", "no_buffer"])
+def test_keys_and_open_pools_of_a_sparse_index_come_back(name) -> None:
+    folder, params = checkpoint("glm"), greedy(N_TOKENS)
+    expected = say_alone(folder, conversation(10), params)
+    with tiny_llm(folder, chunked_prefill_size=96, **HOST, **STRATEGIES[name]) as llm:
+        assert say(llm, conversation(10), params) == expected
+        leave_device(llm)
+        assert from_host(llm, conversation(10), expected) > 0
+
+
 @pytest.mark.parametrize(("dtype", "family"), [("bfloat16", "qwen3_next"), ("bfloat16", "qwen3_5_moe")])
 def test_low_precision_comes_back_bit_by_bit(dtype, family) -> None:
     options = {**HOST, "mamba_ssm_dtype": "bfloat16", "chunked_prefill_size": 64}

@@ -124,3 +124,20 @@ def test_a_hit_at_every_possible_checkpoint() -> None:
             (done,) = llm.generate([ids], params)
             assert done.cached_tokens == length
             assert (done.token_ids, tuple(p.logprob for p in done.logprobs)) == (expected, logprobs)
+
+
+@pytest.mark.parametrize("name", ["no_buffer", "extra_buffer"])
+def test_a_hit_at_every_place_in_a_pool_of_a_sparse_index(name: str) -> None:
+    """Pools of four tokens, contexts of three times as many tokens as are chosen; a state is left at any token."""
+    folder, params, ids = checkpoint("glm"), greedy(5), prompt(50, 120)
+    ((expected, logprobs),) = say_alone(folder, [ids], params)
+    cached = []
+    with tiny_llm(folder, chunked_prefill_size=50, **STRATEGIES[name]) as llm:
+        for length in (90, 91, 92, 93):
+            llm.flush_cache()
+            llm.generate([ids[:length]], greedy(1))
+            (done,) = llm.generate([ids], params)
+            cached.append(done.cached_tokens)
+            assert (done.token_ids, tuple(p.logprob for p in done.logprobs)) == (expected, logprobs)
+    assert min(cached) >= 90
+    assert {n % 4 for n in cached} == {0, 1, 2, 3}

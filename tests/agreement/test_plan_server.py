@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.agreement.live import live_server
+from tests.agreement.llm_runs import checkpoint
 from twinpool import LLM
 from twinpool.engine.checkpoint import DEMO_FOLDER
 from twinpool.memory.ledger import Ledger, LedgerLine
@@ -50,10 +51,10 @@ def words_of(flags: dict[str, Any]) -> list[str]:
     return words
 
 
-def planned(flags: dict[str, Any], *, pre_load_bytes: int, available_bytes: int) -> Ledger:
+def planned(flags: dict[str, Any], *, pre_load_bytes: int, available_bytes: int, folder: Path = DEMO_FOLDER) -> Ledger:
     """What `twinpool plan` makes of the flags and of the memory that the server measured."""
     measured = ["--pre-load-memory", str(pre_load_bytes), "--post-weights-memory", str(available_bytes)]
-    command = read_command([str(DEMO_FOLDER), "--engine", "twinpool", *measured, *words_of(flags)], usage="")
+    command = read_command([str(folder), "--engine", "twinpool", *measured, *words_of(flags)], usage="")
     ledger = plan(command).sizing.ledger
     assert ledger is not None
     return ledger
@@ -91,6 +92,17 @@ def test_the_planner_has_the_servers_ledger(flags: dict[str, Any], caplog: pytes
     fraction = facts.resolved.mem_fraction_static
     boot = check_log(caplog.text, {**flags, "mem_fraction_static": fraction})
     assert boot.ranks[0].slots == ledger.max_mamba_cache_size
+
+
+@pytest.mark.parametrize("flags", [{}, {"page_size": 16}, {"kv_cache_dtype": "bfloat16", "page_size": 2}])
+def test_a_sparse_index_is_planned_as_it_is_kept(flags: dict[str, Any]) -> None:
+    flags = {**MEMORY, **flags}
+    with LLM(str(checkpoint("glm")), **flags) as llm:
+        facts, memory = llm.engine.facts, llm.engine._executor._memory
+    sizes = {"pre_load_bytes": facts.ledger.whole_bytes, "available_bytes": facts.startup_available_bytes}
+    ours = planned(flags, folder=checkpoint("glm"), **sizes)
+    assert amounts(ours) == amounts(facts.ledger)
+    assert (ours.slot_bytes, ours.page_bytes) == (memory.arena.slot_bytes, memory.arena.page_bytes)
 
 
 def test_a_server_in_a_process_of_its_own(tmp_path: Path) -> None:

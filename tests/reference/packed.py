@@ -30,7 +30,7 @@ class Bench:
         ssm_dtype: str = "float32",
         kv_dtype: str | None = None,
     ) -> None:
-        spec, kv_dtype = read_spec(folder), kv_dtype or dtype
+        spec, kv_dtype = read_spec(folder).with_exact_index(page_tokens=page_size), kv_dtype or dtype
         self.page_size = page_size
         self.model: AdoptedModel = load_model(folder, dtype=dtype, context_len=CONTEXT)
         per_sequence = CONTEXT // page_size

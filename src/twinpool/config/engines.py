@@ -15,7 +15,8 @@ class EngineRules:
     graphs: memory for captured graphs is part of the default of --mem-fraction-static (reference 1.2), and nothing
     limits that reserve. default_running_with_drafts: --max-running-requests where speculation needs one and none is
     given; None: it is asked for. one_arena: states and KV share one buffer of pages. skip_decode_lock: a request does
-    not lock its matched prefix while it decodes (3.3).
+    not lock its matched prefix while it decodes (3.3). exact_index: keys of sparse indices are as wide as the KV cache and
+    tokens of pools that are not full are kept with the states; else keys are fp8 and nothing else is charged (1.7).
     """
 
     name: str
@@ -27,6 +28,7 @@ class EngineRules:
     default_running_with_drafts: int | None = None
     skip_decode_lock: bool = False
     one_arena: bool = False
+    exact_index: bool = False
 
 
 TWINPOOL = EngineRules(
@@ -35,6 +37,7 @@ TWINPOOL = EngineRules(
     kv_follows_checkpoint=False,
     graphs=False,
     one_arena=True,
+    exact_index=True,
 )
 SGLANG = EngineRules(
     name="sglang", what="SGLang 0.5.23: the padding slot is charged", conv_dtype="bfloat16",

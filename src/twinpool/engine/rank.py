@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from twinpool.models.shapes import item_bytes
 from twinpool.models.shard import Share
 from twinpool.models.spec import ModelSpec
 from twinpool.models.step_batch import PackedStep
+from twinpool.units import round_up
 
 Say = Callable[[str], None]
 
@@ -131,6 +131,7 @@ def allocate_buffer(
     host: HostArena | None,
 ) -> Memory:
     """A buffer of that geometry, with views of what one of `ranks` ranks keeps of each layer. page_size: tokens."""
+    spec = spec.with_exact_index(page_tokens=page_size)
     attention = [layer.attention for layer in spec.layers if layer.attention is not None]
     kv_shapes = [_kv_share(shape, ranks) for shape in attention if isinstance(shape, KvShape)]
     assert len(kv_shapes) == len(attention), "adopted models keep keys and values by head, or a latent"
@@ -167,7 +168,7 @@ def _check_pages(resolved: Resolved, ledger: Ledger) -> None:
     widths = (resolved.kv_cache_dtype, resolved.mamba_ssm_dtype, resolved.mamba_conv_dtype)
     width = max(item_bytes(dtype) for dtype in widths)
     if ledger.page_bytes % width:
-        fitting = resolved.page_size * width // math.gcd(ledger.page_bytes, width)
+        fitting = round_up(resolved.page_size, width)
         raise ConfigError(
             f"--page-size {resolved.page_size} makes pages of {ledger.page_bytes:,} bytes, which elements of {width} bytes do not "
             f"fill: use --page-size {fitting}."

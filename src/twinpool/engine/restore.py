@@ -33,7 +33,7 @@ def layer_parts(spec: ModelSpec, memory: Memory) -> tuple[LayerPart, ...]:
     """Of every layer, in the order in which a forward comes to them."""
     parts: list[LayerPart] = []
     n_kv = n_states = 0
-    for layer in spec.layers:
+    for layer in spec.with_exact_index(page_tokens=memory.page_size).layers:
         if layer.linear is not None:
             parts.append(LayerPart("state", n_states, Part(slot=_spans(memory, memory.states[n_states], 0))))
             n_states += 1

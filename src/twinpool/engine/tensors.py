@@ -1,9 +1,9 @@
 """The rank's one buffer, and what lies where in it: typed, strided views of KV pages and state slots for every layer.
 
-    KV page:    layer 0: K [page_size, heads, dim], V [page_size, heads, dim]; layer 1: K, V; ...   (attention layers only)
+    KV page:    keys of sparse indices; layer 0: K [page_size, heads, dim], V [page_size, heads, dim]; layer 1: K, V; ...
     state slot: ssm state of every linear layer, then the conv window of every linear layer; rounded up to whole pages
 
-A latent (MLA) is one K of one head, and its own V; what is kept for sparse indices lies behind all layers of a page.
+A latent (MLA) is one K of one head, and its own V. Keys of indices come first, so that elements wider than those of K stay aligned.
 
 Views never copy: what a kernel writes through them is in the buffer (memory/arena.py has the geometry).
 """
@@ -20,7 +20,7 @@ import torch
 from twinpool.engine.copies import TierCopies
 from twinpool.memory.arena import ALIGN_BYTES, Arena
 from twinpool.memory.host import HostArena
-from twinpool.models.attention.spec import DsaSpec, GqaSpec, MlaSpec
+from twinpool.models.attention.spec import GqaSpec, MlaSpec, PooledIndexSpec, index_dtype
 from twinpool.models.shapes import StateShapes
 from twinpool.request import Int32Array
 
@@ -31,18 +31,20 @@ DTYPES = {
 _NAN_BYTE = 0xFF
 _NOTHING = (0,)
 # Attention whose cache has views here.
-KvShape = GqaSpec | MlaSpec | DsaSpec
+KvShape = GqaSpec | MlaSpec | PooledIndexSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KvViews:
     """One attention layer's cache: keys and values, each [pages + 1, page_size, heads, head_dim]; page 0 is padding.
 
-    Of a latent both are the same view, [pages + 1, page_size, 1, width].
+    Of a latent both are the same view, [pages + 1, page_size, 1, width]. index: keys of a sparse index, [pages + 1, keys of a page,
+    index_dim]; [pages + 1, 0] without one.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
+    index: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,8 +79,11 @@ class Memory:
         self.buffer = _zeroed(arena.total_bytes, device)
         host_buffer = _zeroed(host.total_bytes, "cpu") if host is not None else None
         self.tiers = TierCopies(arena, self.buffer, host, host_buffer)
-        typed = {name: self.buffer.view(DTYPES[name]) for name in {kv_dtype, ssm_dtype, conv_dtype}}
-        self.kv = _kv_views(typed[kv_dtype], arena, page_size=page_size, shapes=kv_shapes)
+        typed = {
+            name: self.buffer.view(DTYPES[name]) for name in {kv_dtype, index_dtype(kv_dtype), ssm_dtype, conv_dtype}
+        }
+        index = typed[index_dtype(kv_dtype)]
+        self.kv = _kv_views(typed[kv_dtype], index, arena, page_size=page_size, shapes=kv_shapes)
         self.states = _state_views(typed[ssm_dtype], typed[conv_dtype], arena, state_shapes)
 
     def poison(self, *, pages: Int32Array | Iterable[int] = (), slots: Int32Array | Iterable[int] = ()) -> None:
@@ -105,17 +110,25 @@ def _zeroed(size_bytes: int, device: str) -> torch.Tensor:
     return torch.from_numpy(room[start : start + size_bytes // 4 * 4])
 
 
-def _kv_views(typed: torch.Tensor, arena: Arena, *, page_size: int, shapes: Sequence[KvShape]) -> tuple[KvViews, ...]:
-    """Views of every attention layer; `typed` is the buffer in the KV dtype."""
+def _kv_views(
+    typed: torch.Tensor, index: torch.Tensor, arena: Arena, *, page_size: int, shapes: Sequence[KvShape]
+) -> tuple[KvViews, ...]:
+    """Views of every attention layer; `typed` is the buffer in the KV dtype, `index` in that of indices' keys."""
     views: list[KvViews] = []
+    index_views: list[torch.Tensor] = []
+    count, stride = arena.n_pages + 1, arena.page_bytes
     at_bytes = arena.kv_offset_bytes
     for shape in shapes:
+        keys = (shape.keys_per_page, shape.index_dim) if isinstance(shape, PooledIndexSpec) else _NOTHING
+        view, at_bytes = _view(index, keys, at_bytes, count=count, stride_bytes=stride)
+        index_views.append(view)
+    for shape, index_view in zip(shapes, index_views, strict=True):
         parts: list[torch.Tensor] = []
         for heads, head_dim in _kv_parts(shape):
             item = (page_size, heads, head_dim)
-            view, at_bytes = _view(typed, item, at_bytes, count=arena.n_pages + 1, stride_bytes=arena.page_bytes)
+            view, at_bytes = _view(typed, item, at_bytes, count=count, stride_bytes=stride)
             parts.append(view)
-        views.append(KvViews(parts[0], parts[-1]))
+        views.append(KvViews(parts[0], parts[-1], index_view))
     assert at_bytes - arena.kv_offset_bytes <= arena.page_bytes, "the layers' KV is larger than a page"
     return tuple(views)
 
@@ -124,7 +137,7 @@ def _kv_parts(shape: KvShape) -> tuple[tuple[int, int], ...]:
     """(Heads, elements of one) of what a layer keeps of a token."""
     if isinstance(shape, GqaSpec):
         return (shape.kv_heads, shape.head_dim), (shape.kv_heads, shape.v_head_dim)
-    latent = shape.latent if isinstance(shape, DsaSpec) else shape
+    latent = shape.latent if isinstance(shape, PooledIndexSpec) else shape
     return ((1, latent.kv_lora_rank + latent.qk_rope_head_dim),)
 
 

@@ -33,6 +33,9 @@ def memory_request(
         raise ConfigError(
             f"--dcp-size {dcp} does not divide the {count(tp, 'tensor-parallel rank')} of a worker, which share its KV."
         )
+    stage_share = spec.stage_share(pp)
+    if rules.exact_index:
+        spec = spec.with_exact_index(page_tokens=resolved.page_size)
     kv_dtype, drafts = resolved.kv_cache_dtype, resolved.speculative_num_draft_tokens
     kv_bytes = spec.stage_kv_bytes_per_token(pp=pp, kv_dtype=kv_dtype, tp=tp, dcp=dcp)
     if drafts:
@@ -54,7 +57,7 @@ def memory_request(
         radix_cache=resolved.radix_cache,
         dp=resolved.dp_size,
         dcp=dcp,
-        stage_share=spec.stage_share(pp),
+        stage_share=stage_share,
         draft_tokens=drafts,
         reserve_draft_states=reserve_draft_states,
         extra_slot_bytes=spec.side_state_bytes,

@@ -56,7 +56,7 @@ class BoundMemory:
     @staticmethod
     def of(memory: MemoryViews) -> BoundMemory:
         """Handles over `memory`, which they keep alive."""
-        return BoundMemory(memory, tuple(map(_bind_kv, memory.kv)), tuple(map(_bind_state, memory.states)))
+        return BoundMemory(memory, tuple(map(bind_kv, memory.kv)), tuple(map(_bind_state, memory.states)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +88,8 @@ class Step:
         return Step(batch, memory, rows)
 
 
-def _bind_kv(layer: KvLayer) -> BoundKv:
+def bind_kv(layer: KvLayer) -> BoundKv:
+    """The cache with the kernels' handle, which does not keep it alive."""
     keys, values = layer.keys, layer.values
     if not use_native(keys.device) or keys.shape != values.shape:
         return BoundKv(layer, None)

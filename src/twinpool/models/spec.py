@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
 from twinpool.errors import ModelError
+from twinpool.models.attention.spec import with_exact_index
 from twinpool.models.registry import family_of, known_architecture
 from twinpool.models.shapes import ITEM_BYTES, ConfigReader, LayerSpec, StateShapes, WindowSpec, item_bytes
 
@@ -130,6 +131,13 @@ class ModelSpec:
         """
         last = self.attention_layers[-1:]
         return self.draft_layers * self.kv_bytes_per_token(kv_dtype=kv_dtype, tp=tp, dcp=dcp, layers=last)
+
+    def with_exact_index(self, *, page_tokens: int) -> ModelSpec:
+        """As it is kept here (models/attention/spec.py): keys of sparse indices are not fp8, and open pools are in the slots.
+
+        So each layer with an index has a state, too, which comes between those of the linear layers before and behind it.
+        """
+        return replace(self, layers=tuple(with_exact_index(layer, page_tokens) for layer in self.layers))
 
     def check_tp(self, tp: int) -> None:
         """Raise ModelError when `tp` ranks cannot share the query heads or the linear heads evenly."""

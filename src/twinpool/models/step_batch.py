@@ -91,6 +91,14 @@ class KvLayer(Protocol):
         """Like keys, of the same dtype."""
         ...
 
+    @property
+    def index(self) -> torch.Tensor:
+        """[pages + 1, keys of a page, index_dim]: keys of a sparse index, one for each pool of tokens whose last token is in the page.
+
+        The key of the pool that ends at offset o of a page is number o // pool tokens. [pages + 1, 0] without an index.
+        """
+        ...
+
 
 class StateLayer(Protocol):
     """One linear layer's states; each slot's part contiguous, slots at any constant distance."""

@@ -193,7 +193,7 @@ def test_a_copy_that_fails_ends_the_step_and_not_the_engine(monkeypatch: pytest.
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_layers_share_pages_and_slots_without_overlap(family: str) -> None:
-    spec = read_spec(checkpoint(family))
+    spec = read_spec(checkpoint(family)).with_exact_index(page_tokens=16)
     dtypes = {"kv_dtype": "bfloat16", "ssm_dtype": "float32", "conv_dtype": "bfloat16"}
     page_bytes = 16 * spec.kv_bytes_per_token(kv_dtype="bfloat16")
     slot_bytes = spec.slot_bytes(ssm_dtype="float32", conv_dtype="bfloat16")

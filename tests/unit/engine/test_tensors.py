@@ -12,7 +12,7 @@ import torch
 
 from twinpool.engine.tensors import Memory
 from twinpool.memory.arena import Arena
-from twinpool.models.attention.spec import DsaSpec, GqaSpec, MlaSpec
+from twinpool.models.attention.spec import GqaSpec, MlaSpec, PooledIndexSpec
 from twinpool.models.shapes import StateShapes
 from twinpool.step import SlotOrder
 from twinpool.units import GIB
@@ -118,12 +118,14 @@ def test_a_large_arena_takes_no_memory_before_it_is_used() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
 
 
-def test_a_latent_is_one_view_and_an_index_is_room_behind_all_of_them() -> None:
-    sparse = DsaSpec(MlaSpec(6, 2), index_dim=16, pool_tokens=4)
-    arena = Arena(page_bytes=PAGE_SIZE * (2 * 8 * 2 + 4), slot_bytes=72, n_slots=1, n_pages=3)
+def test_a_latent_is_one_view_and_keys_of_an_index_come_first() -> None:
+    sparse = PooledIndexSpec(MlaSpec(6, 2), index_dim=16, pool_tokens=4, page_tokens=6)
+    arena = Arena(
+        page_bytes=6 * (8 * 2 + sparse.kv_bytes_per_token("bfloat16", 1)), slot_bytes=72, n_slots=1, n_pages=3
+    )
     memory = Memory(
         arena,
-        page_size=PAGE_SIZE,
+        page_size=6,
         kv_shapes=[MlaSpec(6, 2), sparse],
         state_shapes=[],
         kv_dtype="bfloat16",
@@ -132,6 +134,9 @@ def test_a_latent_is_one_view_and_an_index_is_room_behind_all_of_them() -> None:
     )
     first, second = memory.kv
     assert first.keys is first.values
-    assert first.keys.shape == second.keys.shape == (4, PAGE_SIZE, 1, 8)
+    assert first.keys.shape == second.keys.shape == (4, 6, 1, 8)
+    assert (first.index.shape, second.index.shape) == ((4, 0), (4, 2, 16))
+    assert first.keys.data_ptr() - second.index.data_ptr() == second.index[0].nbytes
     assert second.keys.data_ptr() - first.keys.data_ptr() == first.keys[0].nbytes
-    assert arena.page_bytes - first.keys[0].nbytes - second.keys[0].nbytes == PAGE_SIZE * 4
+    # Two keys of 16 elements in a page of six tokens are six elements a token, four of the page's more than there are.
+    assert arena.page_bytes - second.index[0].nbytes - 2 * first.keys[0].nbytes == 4 * 2

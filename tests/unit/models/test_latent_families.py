@@ -15,6 +15,8 @@ from twinpool import LLM
 from twinpool.engine.checkpoint import read_spec
 from twinpool.errors import ConfigError, ModelError
 from twinpool.models.adopt import load_model
+from twinpool.models.attention.spec import DsaSpec, MlaSpec, with_exact_index
+from twinpool.models.shapes import LayerSpec, StateShapes
 
 
 @pytest.fixture(scope="module")
@@ -97,35 +99,64 @@ def test_a_convolution_in_parts_must_be_whole(cache_dir: Path, tmp_path: Path) -
         load_model(folder, dtype="float32", context_len=8)
 
 
-def test_glm_is_refused_where_its_index_would_choose(cache_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"index_kpool_always_select_tail": False}, "index_kpool_always_select_tail=False; only True"),
+        (
+            {"indexer_types": ["full"] * 3 + ["shared"]},
+            r"indexer_types\[3\]='shared', an index of another layer; only 'full'",
+        ),
+    ],
+)
+def test_indices_that_are_not_computed_are_refused(
+    change: dict[str, object], message: str, cache_dir: Path, tmp_path: Path
+) -> None:
     folder = tiny_checkpoint("glm", cache_dir)
-    load_model(folder, dtype="float32", context_len=1024)
-    with pytest.raises(
-        ModelError, match=r"1,025 tokens needs the sparse index of 1,024 .* use --context-length 1024 or less"
-    ):
-        load_model(folder, dtype="float32", context_len=1025)
-    text = json.loads((folder / "config.json").read_text())["text_config"] | {"index_kpool_always_select_tail": False}
-    with pytest.raises(ModelError, match="index_kpool_always_select_tail=False; only True"):
+    text = json.loads((folder / "config.json").read_text())["text_config"] | change
+    with pytest.raises(ModelError, match=message):
         load_model(copied(folder, tmp_path / "a", text_config=text), dtype="float32", context_len=8)
+
+
+@pytest.mark.parametrize(
+    ("pool", "page_size", "key_tokens"), [(4, 1, 1), (4, 4, 4), (4, 16, 4), (4, 6, 3), (16, 4, 4), (1, 8, 1)]
+)
+def test_keys_of_an_index_take_what_a_page_must_hold(pool: int, page_size: int, key_tokens: int) -> None:
+    """A page has room for the pools that can end in it; the reference's has a part of an fp8 key for each token."""
+    sparse = DsaSpec(MlaSpec(12, 0), index_dim=48, pool_tokens=pool)
+    kept = with_exact_index(LayerSpec(attention=sparse), page_size)
+    assert kept.attention is not None
+    assert kept.linear is not None
+    assert kept.attention.kv_bytes_per_token("bfloat16", 4) == 12 * 2 + 48 // key_tokens * 2
+    assert kept.attention.kv_bytes_per_token("fp8_e4m3", 4) == 12 + 48 // key_tokens * 2, "never narrower than 16 bits"
+    assert kept.linear.states(4) == StateShapes((pool - 1, 96), ())
+    assert sparse.kv_bytes_per_token("bfloat16", 4) == 12 * 2 + -(-48 // pool)
 
 
 def test_pages_of_odd_bytes_are_refused(cache_dir: Path, tmp_path: Path) -> None:
     saved = tiny_checkpoint("glm", cache_dir)
-    text = json.loads((saved / "config.json").read_text())["text_config"] | {"index_kpool": 16, "index_head_dim": 8}
+    text = json.loads((saved / "config.json").read_text())["text_config"] | {"index_kpool": 16, "index_head_dim": 1}
+    text |= {"index_topk": 32}
     weights = load_file(saved / "model.safetensors")
     folder = copied(saved, tmp_path / "a", text_config=text)
     save_file({name: _index(name, tensor) for name, tensor in weights.items()}, folder / "model.safetensors")
-    with pytest.raises(ConfigError, match=r"--page-size 1 makes pages of 49 bytes, .* use --page-size 4"):
-        LLM(str(folder), device_memory="64MiB", max_mamba_cache_size=8, max_total_tokens=512)
-    with LLM(str(folder), device_memory="64MiB", max_mamba_cache_size=8, max_total_tokens=512, page_size=4):
+    options = {
+        "device_memory": "64MiB",
+        "max_mamba_cache_size": 8,
+        "max_total_tokens": 512,
+        "kv_cache_dtype": "bfloat16",
+    }
+    with pytest.raises(ConfigError, match=r"--page-size 1 makes pages of 26 bytes, .* use --page-size 4"):
+        LLM(str(folder), **options)
+    with LLM(str(folder), page_size=4, **options):
         pass
 
 
 def _index(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the index, in the shape of 8 elements a key and pools of 16."""
+    """A tensor of the index, in the shape of 1 element a key and pools of 16."""
     shapes = {
-        "wq_b.weight": (16, 10), "wk.weight": (8, 32), "k_norm.weight": (8,), "k_norm.bias": (8,),
-        "index_kpool_compress_ape": (16, 8), "index_kpool_compress_gate": (8, 32),
+        "wq_b.weight": (10, 10), "wk.weight": (1, 32), "k_norm.weight": (1,), "k_norm.bias": (1,),
+        "index_kpool_compress_ape": (16, 1), "index_kpool_compress_gate": (1, 32),
     }  # fmt: skip
     shape = next((shape for end, shape in shapes.items() if name.endswith(f"indexer.{end}")), None)
     return tensor if shape is None else torch.zeros(shape)

@@ -15,7 +15,7 @@ import torch
 
 from twinpool.models.attention import reference
 from twinpool.models.attention.cache import kept
-from twinpool.models.bound import Step
+from twinpool.models.bound import BoundKv, Step
 from twinpool.models.native import CODES, native, use_native
 
 
@@ -73,7 +73,12 @@ def attend(kernel: LatentKernel, step: Step, layer: int, queries: torch.Tensor, 
     queries [T, heads, width], contiguous; latents [T, width].
     """
     kv = step.memory.kv[layer]
-    _store(step, kv.views.keys, latents)
+    store(step, kv.views.keys, latents)
+    return attend_stored(kernel, step, kv, queries)
+
+
+def attend_stored(kernel: LatentKernel, step: Step, kv: BoundKv, queries: torch.Tensor) -> torch.Tensor:
+    """As attend, over what is in the pages of `kv` already."""
     if kernel.handle is None:
         return _attend_torch(kernel, step, kv.views.keys, queries)
     out = torch.empty_like(queries)
@@ -89,7 +94,8 @@ def rotate_pairs(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
     return reference.rotate(torch.cat([x[..., 0::2], x[..., 1::2]], -1), cos_sin)
 
 
-def _store(step: Step, view: torch.Tensor, latents: torch.Tensor) -> None:
+def store(step: Step, view: torch.Tensor, latents: torch.Tensor) -> None:
+    """Write the step's latents [T, width] to their pages in `view`."""
     batch, page_size = step.batch, view.shape[1]
     pages = [
         batch.pages[row][np.arange(start, end) // page_size]

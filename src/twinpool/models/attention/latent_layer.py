@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from twinpool.models.attention.index import attend_chosen
+from twinpool.models.attention.index_layer import SparseIndex
 from twinpool.models.attention.latent import LatentKernel, LatentShape, attend, rotate_pairs
 from twinpool.models.blocks import Linear, RmsNorm, adopt_linear
 from twinpool.models.bound import Step
@@ -19,7 +21,8 @@ class LatentMixer(nn.Module):
 
     in_proj is q | latent | shared key | gate; query_norm and query_up follow q where it comes through a narrow matrix. keys and
     values: for each head a linear from its query to a latent, and one from a latent to its value. table: float32 [positions,
-    rotary], cos then sin, [positions, 0] for shared keys that are not rotated.
+    rotary], cos then sin, [positions, 0] for shared keys that are not rotated. index: chooses the tokens that late queries attend to,
+    from their narrow form.
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class LatentMixer(nn.Module):
         table: torch.Tensor,
         o_proj: Linear,
         layer: int,
+        index: SparseIndex | None = None,
     ) -> None:
         super().__init__()
         self.in_proj = in_proj
@@ -47,6 +51,7 @@ class LatentMixer(nn.Module):
         self.table = table
         self.o_proj = o_proj
         self.layer = layer
+        self.index = index
         shape = kernel.shape
         query = shape.heads * shape.key_dim if query_up is None else query_up.k
         sizes = [query, shape.rank, shape.rotary]
@@ -56,8 +61,11 @@ class LatentMixer(nn.Module):
     def forward(self, x: torch.Tensor, step: Step, hidden: torch.Tensor) -> torch.Tensor:
         """x (normed), hidden: [T, hidden_size] of the model's dtype; returns hidden, changed in place."""
         q, latent, shared, gate = self.in_proj.forward(x).split(self._sizes, -1)
+        chosen = None
         if self.query_norm is not None and self.query_up is not None:
-            q = self.query_up.forward(self.query_norm.forward(q))
+            narrow = self.query_norm.forward(q)
+            chosen = None if self.index is None else self.index.forward(x, narrow, step)
+            q = self.query_up.forward(narrow)
         q = q.unflatten(-1, (self.kernel.shape.heads, self.kernel.shape.key_dim))
         plain, turned = q.split([self.kernel.shape.plain, self.kernel.shape.rotary], -1)
         shared = shared[:, None, :]
@@ -65,7 +73,11 @@ class LatentMixer(nn.Module):
             cos_sin = self.table[torch.from_numpy(step.batch.positions).to(x.device)]
             turned, shared = (rotate_pairs(part.float(), cos_sin).to(x.dtype) for part in (turned, shared))
         row = torch.cat([self.latent_norm.forward(latent), shared[:, 0]], -1)
-        out = attend(self.kernel, step, self.layer, self._absorb(plain, turned), row)
+        queries = self._absorb(plain, turned)
+        if chosen is None:
+            out = attend(self.kernel, step, self.layer, queries, row)
+        else:
+            out = attend_chosen(self.kernel, step, self.layer, queries, row, chosen)
         return self.o_proj.forward(self._expand(out, gate), hidden)
 
     def _absorb(self, plain: torch.Tensor, turned: torch.Tensor) -> torch.Tensor:
@@ -88,7 +100,7 @@ class LatentMixer(nn.Module):
         return mixed.flatten(1)
 
 
-def adopt_latent(module: Any, *, layer: int, table: torch.Tensor) -> LatentMixer:
+def adopt_latent(module: Any, *, layer: int, table: torch.Tensor, index: SparseIndex | None = None) -> LatentMixer:
     """Our mixer with the weights of a Kimi, GLM-5-Next or Ling-3 attention; g_proj, where it is, makes the gates.
 
     `layer` counts attention layers; table: float32 [positions, rotary] or [positions, 0].
@@ -118,6 +130,7 @@ def adopt_latent(module: Any, *, layer: int, table: torch.Tensor) -> LatentMixer
         table=table,
         o_proj=adopt_linear(module.o_proj),
         layer=layer,
+        index=index,
     )
 
 

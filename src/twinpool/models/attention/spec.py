@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from twinpool.errors import ModelError
-from twinpool.models.shapes import ConfigReader, LayerSpec, item_bytes, packed_bytes
+from twinpool.models.shapes import ConfigReader, LayerSpec, StateShapes, item_bytes, packed_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,65 @@ class DsaSpec:
         if not kv_dtype.startswith("fp8") or self.latent.qk_rope_head_dim == 0:
             return self.latent.kv_bytes_per_token(kv_dtype, tp, dcp)
         return _with_scales(self.latent.kv_lora_rank) + self.latent.qk_rope_head_dim * item_bytes("bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class PooledIndexSpec:
+    """A latent and a sparse index as they are kept here: keys as wide as the latent, not fp8.
+
+    The key of a pool of pool_tokens tokens lies in the page of its last token, so that two sequences which part inside a pool do not
+    share it: a page of page_tokens tokens has room for as many keys as pools can end in it.
+    """
+
+    latent: MlaSpec
+    index_dim: int
+    pool_tokens: int
+    page_tokens: int
+
+    @property
+    def keys_per_page(self) -> int:
+        """Pools that can end in a page."""
+        return -(-self.page_tokens // self.pool_tokens)
+
+    def kv_bytes_per_token(self, kv_dtype: str, tp: int, dcp: int = 1) -> int:
+        """Bytes of the latent and of a token's part of the page's keys, in whole elements, on every rank.
+
+        Keys are of kv_dtype, and bfloat16 where that is narrower; as many as the tokens of all dcp ranks have.
+        Raises ModelError on an unknown kv_dtype.
+        """
+        latent = self.latent.kv_bytes_per_token(kv_dtype, tp, dcp)
+        elements = -(-self.keys_per_page * self.index_dim * dcp // self.page_tokens)
+        return latent + elements * item_bytes(index_dtype(kv_dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPoolSpec:
+    """What a sequence keeps of the tokens whose pool of the sparse index is not full: key and gate of each, as a window."""
+
+    index_dim: int
+    pool_tokens: int
+
+    def states(self, tp: int) -> StateShapes:
+        """conv [pool_tokens - 1, 2 index_dim], oldest first, on every rank; no temporal state."""
+        del tp  # the index is not split
+        return StateShapes((self.pool_tokens - 1, 2 * self.index_dim), ())
+
+
+def index_dtype(kv_dtype: str) -> str:
+    """Of the keys of a sparse index beside a latent of kv_dtype: they are never narrower than 16 bits."""
+    return kv_dtype if kv_dtype in ("float32", "float16") else "bfloat16"
+
+
+def with_exact_index(layer: LayerSpec, page_tokens: int) -> LayerSpec:
+    """A layer as it is kept here, with pages of page_tokens tokens: one without a sparse index is as it was."""
+    shape = layer.attention
+    if not isinstance(shape, DsaSpec):
+        return layer
+    assert layer.linear is None, "attention with an index has no other state"
+    return LayerSpec(
+        attention=PooledIndexSpec(shape.latent, shape.index_dim, shape.pool_tokens, page_tokens),
+        linear=OpenPoolSpec(shape.index_dim, shape.pool_tokens),
+    )
 
 
 def _with_scales(elements: int) -> int:

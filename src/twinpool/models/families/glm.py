@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from twinpool.errors import ModelError
+from twinpool.models.attention.index_layer import adopt_index
 from twinpool.models.attention.latent_layer import adopt_latent
 from twinpool.models.blocks import Linear, Mlp, Moe, RmsNorm, make_experts
 from twinpool.models.bound import Step
@@ -124,24 +125,21 @@ class StreamLayer(nn.Module):
 
 
 def check(config: Any) -> None:
-    """Raise ModelError for an index that leaves out the newest tokens."""
+    """Raise ModelError for an index that leaves out the newest tokens, or that a layer has from another one."""
     if not config.index_kpool_always_select_tail:
         raise ModelError("config.json says index_kpool_always_select_tail=False; only True runs here.")
+    kinds = zip(config.layer_types, config.indexer_types, strict=False)
+    shared = [number for number, kind in enumerate(kinds) if kind == ("indexed_attention", "shared")]
+    if shared:
+        raise ModelError(
+            f"config.json says indexer_types[{shared[0]}]='shared', an index of another layer; only 'full' runs here, in attention layers."
+        )
 
 
 def build(parts: Parts) -> Decoder:
-    """Our layers with the model's weights, in its order.
-
-    Raises ModelError for contexts in which the sparse index would leave tokens out: here attention sees all of them.
-    """
-    config, positions = parts.config, len(parts.table)
-    if positions > config.index_topk:
-        raise ModelError(
-            f"a context of {positions:,} tokens needs the sparse index of {config.index_topk:,} tokens (index_topk), which is not "
-            f"computed here; up to there it selects every token: use --context-length {config.index_topk} or less."
-        )
+    """Our layers with the model's weights, in its order."""
     layers = [_layer(parts, block) for block in parts.base.layers]
-    return Decoder(layers=(OpenStreams(config.hc_mult), *layers), norm=CloseStreams(_norm(parts.base.norm)))
+    return Decoder(layers=(OpenStreams(parts.config.hc_mult), *layers), norm=CloseStreams(_norm(parts.base.norm)))
 
 
 def _layer(parts: Parts, block: Any) -> StreamLayer:
@@ -150,7 +148,9 @@ def _layer(parts: Parts, block: Any) -> StreamLayer:
         bound = block.self_attn.forget_gate.safe_gate_lower_bound
         mixer = adopt_kda(block.self_attn, layer=next(parts.linear), lower_bound=bound)
     else:
-        mixer = adopt_latent(block.self_attn, layer=next(parts.attention), table=parts.table)
+        layer = next(parts.attention)
+        index = adopt_index(block.self_attn.indexer, layer=layer, window=next(parts.linear))
+        mixer = adopt_latent(block.self_attn, layer=layer, table=parts.table, index=index)
     return StreamLayer(
         connection=Connection(block.attn_hc),
         norm=_norm(block.input_layernorm),
