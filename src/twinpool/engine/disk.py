@@ -15,8 +15,10 @@ from twinpool.sched.disk import MAX_PENDING_BYTES, PREFETCH_THRESHOLD_TOKENS, St
 from twinpool.storage.shelf import DiskStats
 from twinpool.storage.store import DiskStore
 from twinpool.storage.workers import Prefetcher, StoreWriter
+from twinpool.units import GIB
 from twinpool.wiring import disk_fingerprint, disk_limit_bytes
 
+MAX_FETCHED_BYTES = GIB  # of what was read and waits for its request
 _SAMPLES, _SAMPLE_BYTES = 16, 1 << 12  # of each tensor of the weights
 
 
@@ -45,7 +47,7 @@ class DiskTier(StorageTier):
     def __init__(self, store: DiskStore, *, policy: str, threshold_tokens: int = PREFETCH_THRESHOLD_TOKENS) -> None:
         self.store = store
         self.writer = StoreWriter(store, max_pending_bytes=MAX_PENDING_BYTES)
-        self._readers = Prefetcher(store)
+        self._readers = Prefetcher(store, max_held_bytes=MAX_FETCHED_BYTES)
         super().__init__(
             store=store, writer=self.writer, prefetcher=self._readers, clock=WallClock(), policy=policy,
             threshold_tokens=threshold_tokens,

@@ -1,9 +1,20 @@
 import threading
+from concurrent import futures
 from pathlib import Path
 
 import pytest
 
-from tests.unit.storage.small import SMALL, chain_infos, longest_end, put_chain, same, segment, store_at
+from tests.unit.storage.small import (
+    FILE_BYTES,
+    PLENTY_BYTES,
+    SMALL,
+    chain_infos,
+    longest_end,
+    put_chain,
+    same,
+    segment,
+    store_at,
+)
 from twinpool.sched.disk import longest_wait_s
 from twinpool.storage.format import Segment
 from twinpool.storage.keys import SegmentInfo
@@ -117,7 +128,7 @@ def test_a_wrong_segment_is_refused_where_it_is_offered(tmp_path: Path) -> None:
 def test_a_chain_is_fetched(tmp_path: Path) -> None:
     store = store_at(tmp_path)
     infos = put_chain(store, TOKENS, [64, 100, 300])
-    prefetcher = Prefetcher(store)
+    prefetcher = Prefetcher(store, max_held_bytes=PLENTY_BYTES)
     fetch = prefetcher.start(infos[1:])
     read = fetch.wait(LONG_S)
     assert [same(segment, info) for segment, info in zip(read, infos[1:], strict=True)] == [True, True]
@@ -131,7 +142,7 @@ def test_a_fetch_ends_at_the_first_miss(tmp_path: Path) -> None:
     store = store_at(tmp_path)
     infos = put_chain(store, TOKENS, [64, 100, 300])
     next(tmp_path.glob("*-64-100.safetensors")).write_bytes(b"")
-    prefetcher = Prefetcher(store)
+    prefetcher = Prefetcher(store, max_held_bytes=PLENTY_BYTES)
     assert [segment.info for segment in prefetcher.start(infos).wait(LONG_S)] == infos[:1]
     prefetcher.close()
 
@@ -140,7 +151,7 @@ def test_a_wait_that_ends_gives_what_was_read_and_reads_no_more(tmp_path: Path) 
     store = Gate(tmp_path)
     store.gate.release(3)
     infos = put_chain(store, TOKENS, [64, 100, 300])
-    prefetcher = Prefetcher(store, n_threads=1)
+    prefetcher = Prefetcher(store, max_held_bytes=PLENTY_BYTES, n_threads=1)
     store.gate.release()
     fetch = prefetcher.start(infos)
     for _ in range(5):  # three puts, one read, and a second read that waits
@@ -157,7 +168,7 @@ def test_cancelled_and_closed_fetches_read_nothing(tmp_path: Path) -> None:
     store = Gate(tmp_path)
     store.gate.release()
     infos = put_chain(store, TOKENS, [64])
-    prefetcher = Prefetcher(store, n_threads=1)
+    prefetcher = Prefetcher(store, max_held_bytes=PLENTY_BYTES, n_threads=1)
     reading, waiting, left = (prefetcher.start(infos) for _ in range(3))
     assert store.entered.acquire(timeout=LONG_S)
     assert store.entered.acquire(timeout=LONG_S)
@@ -173,7 +184,28 @@ def test_a_bug_in_the_thread_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyP
     store = store_at(tmp_path)
     infos = put_chain(store, TOKENS, [64])
     monkeypatch.setattr(store, "read", lambda info: 1 // 0)
-    prefetcher = Prefetcher(store)
+    prefetcher = Prefetcher(store, max_held_bytes=PLENTY_BYTES)
     with pytest.raises(ZeroDivisionError):
         prefetcher.start(infos).wait(LONG_S)
     prefetcher.close()
+
+
+def test_what_is_read_ahead_is_bounded_and_nobody_waits_for_ever(tmp_path: Path) -> None:
+    """Six chains of three files where four files may wait: one chain at a time, the longer one alone, whoever leaves makes room."""
+    store = store_at(tmp_path)
+    chains = [put_chain(store, TOKENS[at:], [4, 8, 12]) for at in range(5)]
+    chains.insert(2, put_chain(store, TOKENS[50:], [4, 8, 12, 16, 20]))
+    prefetcher = Prefetcher(store, max_held_bytes=4 * FILE_BYTES)
+    fetches = [prefetcher.start(chain) for chain in chains]
+    for number in (0, 1, 2):
+        assert [one.info for one in fetches[number].wait(10)] == chains[number]
+        assert fetches[number + 2].poll() is None, "it waits for the next one to be fetched"
+    fetches[4].cancel()
+    assert [one.info for one in fetches[3].wait(10)] == chains[3]
+    assert [one.info for one in fetches[5].wait(10)] == chains[5]
+    assert store.stats.read == 3 * 4 + 5
+    read, waiting = prefetcher.start(chains[0]), prefetcher.start(chains[1])
+    futures.wait([read._future], 10)
+    assert waiting.poll() is None
+    prefetcher.close()
+    assert (len(read.poll() or ()), waiting.poll()) == (3, ())
