@@ -159,8 +159,11 @@ class TorchExecutor:
     def _obey_all(self, orders: tuple[Order, ...], *, forward_follows: bool = False) -> Restore | None:
         """Orders run one after another: what is copied away is read before anybody writes over it. Of what a forward follows, copies
         from the host run beside it: the Restore, which has begun.
+
+        One that fails ends the step, after the others: the tree counts on what they bring.
         """
         waiting = Waiting()
+        failure: Exception | None = None
         for order in orders:
             if forward_follows and waiting.take(order):
                 continue
@@ -168,7 +171,14 @@ class TorchExecutor:
                 for move in waiting.moves:
                     self._move(move)
                 waiting = Waiting()
-            self._obey(order)
+            try:
+                self._obey(order)
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            for move in waiting.moves:
+                self._move(move)
+            raise failure
         return Restore(waiting.moves, self._parts, self._memory) if waiting.moves else None
 
     def _obey(self, order: Order) -> None:
