@@ -47,14 +47,16 @@ class FakeStorage:
         return lost
 
     def chain(self, tokens: Int32Array) -> list[StoredSegment]:
-        """The segments of the longest prefix that is here, root first."""
+        """The segments of the longest prefix that is here with all that it stands on, root first."""
         key = tokens.tobytes()
-        end = next((n for n in range(len(tokens), 0, -1) if key[: 4 * n] in self.segments), 0)
-        found: list[StoredSegment] = []
-        while end:
-            found.insert(0, self.segments[key[: 4 * end]])
-            end = found[0].start
-        return found
+        for end in range(len(tokens), 0, -1):
+            found: list[StoredSegment] = []
+            while end and key[: 4 * end] in self.segments:
+                found.insert(0, self.segments[key[: 4 * end]])
+                end = found[0].start
+            if found and not end:
+                return found
+        return []
 
     def look(self, rid: int, tokens: Int32Array, *, in_memory_tokens: int) -> None:
         assert rid not in self.waiting

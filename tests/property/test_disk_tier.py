@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import initialize, invariant, rule
 
 from tests.disk_worlds import FakeStorage
-from tests.property.test_host_tier import MODES, POLICIES, HostMachine, RefusingArena, sessions
+from tests.property.test_host_tier import MODES, POLICIES, HostMachine, RefusingArena, let_fail, sessions
 from tests.unit.storage.small import PLENTY_BYTES
 from tests.worlds import expected_output, make_world
 from twinpool.engine.disk import DiskTier
@@ -54,7 +54,23 @@ class DiskMachine(HostMachine):
     def _boot(self) -> None:
         self.arena = RefusingArena(**self.arena_settings)
         self.world = make_world(host=self.arena, **self.settings)
+        let_fail(self.world)
         self.scheduler = self.world.scheduler
+
+    @rule()
+    def kill(self) -> None:
+        """The process dies in the middle of whatever it does: what runs is lost, and so is what the disk was not given yet."""
+        self.storage.waiting.clear()
+        self.storage.unheard.clear()
+        self.requests, self.said, self.stopped = {}, {}, set()
+        self._boot()
+
+    @rule(data=st.data())
+    def lose(self, data) -> None:
+        """Somebody removes a file: what stands on it is found by nobody, and may be written again."""
+        keys = sorted(self.storage.segments)
+        if keys:
+            del self.storage.segments[data.draw(st.sampled_from(keys))]
 
     @rule()
     def restart(self) -> None:

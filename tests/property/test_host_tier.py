@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.property.test_scheduler import SchedulerMachine
-from tests.worlds import FakeExecutor, World, expected_output, make_world
+from tests.worlds import POISON, FakeExecutor, World, expected_output, make_world
 from twinpool.loop import Loop
 from twinpool.memory.host import HostArena
 from twinpool.memory.pools import Pool
@@ -38,13 +38,38 @@ class RefusingArena(HostArena):
 
 
 class FailingExecutor(FakeExecutor):
-    """Raises instead of the result of a step after `fail_next` was set."""
+    """The step after `fail_next` was set has its orders obeyed and its rows spoilt, and raises instead of its result; so are later rows of
+    its requests, which are planned already.
+    """
 
     fail_next = False
 
+    def __init__(self, **settings) -> None:
+        super().__init__(**settings)
+        self.failing: set[int] = set()
+        self.spoilt: set[int] = set()  # requests
+
     def submit(self, plan: StepPlan):
         fails, self.fail_next = self.fail_next, False
-        return _Failing(super().submit(plan)) if fails else super().submit(plan)
+        if not fails:
+            return super().submit(plan)
+        self.failing.add(plan.step)
+        return _Failing(super().submit(plan))
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        self.spoilt -= set(plan.left)
+        if plan.step in self.failing:
+            self.spoilt |= {row.rid for row in plan.rows}
+        return super()._run(plan)
+
+    def _row(self, row) -> int | None:
+        if row.rid not in self.spoilt:
+            return super()._row(row)
+        for position in range(row.start, row.end):
+            self.kv[int(row.pages[position // self.page_size]), position % self.page_size] = POISON
+        for slot in (row.slot, row.checkpoint_slot if row.checkpoint_at is not None else row.slot):
+            self.slots[slot] = POISON
+        return 0 if row.sample else None
 
 
 class _Failing:
@@ -54,6 +79,14 @@ class _Failing:
     def result(self) -> StepResult:
         self.handle.result()
         raise RuntimeError("made to fail")
+
+
+def let_fail(world: World) -> None:
+    """Give a world an executor that can be made to fail."""
+    plain = world.executor
+    world.executor = FailingExecutor(page_size=plain.page_size, lazy=plain.lazy)
+    world.executor.store = plain.store
+    world.loop = Loop(scheduler=world.scheduler, executor=world.executor, overlap=world.scheduler.shape.overlap)
 
 
 class HostMachine(SchedulerMachine):
@@ -83,6 +116,7 @@ class HostMachine(SchedulerMachine):
             chunk=chunk, max_running=n_running, lazy=lazy, max_states_per_path=cap, schedule_policy=policy, host=self.arena,
             host_policy=host_policy,
         )  # fmt: skip
+        let_fail(self.world)
         self.scheduler = self.world.scheduler
         self.requests: dict[int, Request] = {}
         self.said: dict[int, list[int]] = {}
@@ -93,6 +127,11 @@ class HostMachine(SchedulerMachine):
     def evict(self, data) -> None:
         """Something else wants the device's memory: what is cached is demoted."""
         self.world.tree.evict(pages=data.draw(st.integers(0, 12)), slots=data.draw(st.integers(0, 4)))
+
+    @rule(sometimes=st.integers(0, 3))
+    def fail(self, sometimes) -> None:
+        """The next step is not computed."""
+        self.world.executor.fail_next = not sometimes
 
     @rule(data=st.data(), max_tokens=st.integers(1, 6))
     def go_on(self, data, max_tokens) -> None:
@@ -244,9 +283,8 @@ def test_steps_that_fail_end_their_requests_and_nothing_else(policy) -> None:
     dice = random.Random(7)
     arena = HostArena(total_bytes=1500, page_bytes=10, slot_bytes=30)
     world = make_world(n_pages=30, n_slots=10, max_running=3, host=arena, host_policy=policy)
-    executor = FailingExecutor(page_size=1, lazy=True)
-    world.executor = executor
-    world.loop = Loop(scheduler=world.scheduler, executor=executor, overlap=True)
+    let_fail(world)
+    executor = world.executor
     failed = from_host = 0
     prompts = [[dice.randrange(1, 6) for _ in range(12)] for _ in range(6)]
     for rid in range(120):

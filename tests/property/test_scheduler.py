@@ -105,12 +105,12 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert self.said[rid] == expected[: len(self.said[rid])]
             else:
                 assert self.said[rid] == expected
-            if request.finish.reason == "error":
+            if request.finish.reason == "error" and not request.finish.message.endswith("made to fail"):
                 capacity = self.world.pages.count * self.scheduler.shape.page_size
                 assert request.n_tokens + 1 > capacity - self.scheduler.shape.page_size
             reuse = request.reuse
             assert reuse.prompt == 0 or reuse.reused + sum(n for _, n in reuse.gaps) == reuse.prompt
-        assert not self.world.loop.failures
+        assert {str(failure) for failure in self.world.loop.failures} <= {"made to fail"}
 
 
 TestScheduler = SchedulerMachine.TestCase
