@@ -11,14 +11,12 @@ from twinpool.clock import WallClock
 from twinpool.config.resolve import Resolved
 from twinpool.errors import ConfigError
 from twinpool.memory.arena import Arena
-from twinpool.sched.disk import MAX_PENDING_BYTES, PREFETCH_THRESHOLD_TOKENS, StorageTier
+from twinpool.sched.disk import MAX_FETCHED_BYTES, MAX_PENDING_BYTES, PREFETCH_THRESHOLD_TOKENS, StorageTier
 from twinpool.storage.shelf import DiskStats
 from twinpool.storage.store import DiskStore
 from twinpool.storage.workers import Prefetcher, StoreWriter
-from twinpool.units import GIB
 from twinpool.wiring import disk_fingerprint, disk_limit_bytes
 
-MAX_FETCHED_BYTES = GIB  # of what was read and waits for its request
 _SAMPLES, _SAMPLE_BYTES = 16, 1 << 12  # of each tensor of the weights
 
 

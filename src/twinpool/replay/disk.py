@@ -17,12 +17,13 @@ from twinpool.replay.agenda import Agenda
 from twinpool.replay.disk_keys import TokenSums
 from twinpool.replay.disk_link import DiskLink
 from twinpool.request import Int32Array
-from twinpool.sched.disk import MAX_PENDING_BYTES, PREFETCH_THRESHOLD_TOKENS, StorageTier
+from twinpool.sched.disk import MAX_FETCHED_BYTES, MAX_PENDING_BYTES, PREFETCH_THRESHOLD_TOKENS, StorageTier
 from twinpool.sched.storage import Lost
 from twinpool.step import StoreCopy
 from twinpool.storage.backlog import Backlog
 from twinpool.storage.format import Segment, file_bytes, payload_bytes
 from twinpool.storage.keys import Fingerprint, SegmentInfo
+from twinpool.storage.read_room import ReadRoom
 from twinpool.storage.shelf import DiskStats, Shelf
 from twinpool.storage.workers import READERS
 
@@ -184,6 +185,7 @@ class _Fetch:
 
     infos: tuple[SegmentInfo, ...]
     aside: _Aside
+    left: Callable[[_Fetch], None]  # told when it is fetched or given up
     read: list[Segment] = field(default_factory=list)
     held_bytes: int = 0
     ended: bool = False
@@ -204,6 +206,7 @@ class _Fetch:
         self.cancelled = True
         self.read.clear()
         self.hold(-self.held_bytes)
+        self.left(self)
 
     def hold(self, size_bytes: int) -> None:
         """So many bytes more are held."""
@@ -212,7 +215,7 @@ class _Fetch:
 
 
 class _Readers:
-    """As storage.workers.Prefetcher: READERS chains at once, the others wait in order."""
+    """As storage.workers.Prefetcher: READERS chains at once, the others wait in order, and for MAX_FETCHED_BYTES of room."""
 
     def __init__(self, shelf: _Shelf, agenda: Agenda, link: DiskLink) -> None:
         self._shelf, self._agenda, self._link = shelf, agenda, link
@@ -220,18 +223,29 @@ class _Readers:
         self.read_bytes = 0
         self._idle = READERS
         self._queue: deque[_Fetch] = deque()
+        self._room = ReadRoom(most_bytes=MAX_FETCHED_BYTES)
         self._free_s = 0.0  # until then the disk is busy reading
 
     def start(self, infos: Sequence[SegmentInfo]) -> _Fetch:
         """Begin to read a chain, or its end."""
-        fetch = _Fetch(tuple(infos), self.aside)
+        fetch = _Fetch(tuple(infos), self.aside, self._left)
         self._queue.append(fetch)
+        self._room.queue(fetch, sum(file_bytes(info, self._shelf.fingerprint) for info in fetch.infos))
         self._serve()
         return fetch
 
     def _serve(self) -> None:
         while self._idle and self._queue:
+            fetch = self._queue[0]
+            if self._room.waits(fetch):
+                if not self._room.is_next(fetch):
+                    return
+                self._room.begin(fetch)
             self._idle -= self._read(self._queue.popleft(), 0)
+
+    def _left(self, fetch: _Fetch) -> None:
+        self._room.leave(fetch)
+        self._serve()
 
     def _read(self, fetch: _Fetch, place: int) -> bool:
         """Begin to read a chain's segment; False: the chain is at its end, given up, or its next segment has been evicted."""

@@ -22,6 +22,7 @@ from twinpool.storage.shelf import Shelf
 from twinpool.units import GIB
 
 MAX_PENDING_BYTES = GIB  # of what waits to be written
+MAX_FETCHED_BYTES = GIB  # of what was read and waits for its requests
 PREFETCH_THRESHOLD_TOKENS = 256  # reference 5.5
 _WAIT_BASE_S, _WAIT_PER_1024_TOKENS_S = 1.0, 0.25  # reference 5.5
 

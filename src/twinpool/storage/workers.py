@@ -9,6 +9,7 @@ from concurrent import futures
 from twinpool.storage.backlog import Backlog
 from twinpool.storage.format import Segment, check_segment, file_bytes, payload_bytes
 from twinpool.storage.keys import SegmentInfo
+from twinpool.storage.read_room import ReadRoom
 from twinpool.storage.store import DiskStore
 
 _REFRESH_SEGMENTS = 64  # a busy writer looks at the folder again after so many
@@ -92,61 +93,19 @@ class StoreWriter:
             self._changed.notify_all()
 
 
-class _Room:
-    """Memory for chains that are read and not fetched yet. They begin in turn, each when all of it fits beside those, or there are none:
-    no two wait for each other's rest.
-    """
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._waiting: dict[Fetch, int] = {}  # bytes, first come first
-        self._held: dict[Fetch, int] = {}
-        self._closed = False
-        self._changed = threading.Condition()
-
-    def queue(self, fetch: Fetch, size_bytes: int) -> None:
-        """So many bytes will be taken."""
-        with self._changed:
-            self._waiting[fetch] = size_bytes
-
-    def take(self, fetch: Fetch) -> bool:
-        """Wait for the bytes; False: it was given back, or all is closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or fetch not in self._waiting or self._is_next(fetch))
-            if self._closed or fetch not in self._waiting:
-                return False
-            self._held[fetch] = self._waiting.pop(fetch)
-            self._changed.notify_all()
-            return True
-
-    def give_back(self, fetch: Fetch) -> None:
-        """The chain has been fetched, or nobody wants it."""
-        with self._changed:
-            self._waiting.pop(fetch, None)
-            self._held.pop(fetch, None)
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Nobody waits any longer."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-    def _is_next(self, fetch: Fetch) -> bool:
-        fits = not self._held or sum(self._held.values()) + self._waiting[fetch] <= self._limit_bytes
-        return fits and next(iter(self._waiting)) is fetch
-
-
 class Fetch:
     """A chain being read. What was read is at every moment a prefix of the chain, and as such can be restored."""
 
     def __init__(
-        self, store: DiskStore, infos: Sequence[SegmentInfo], pool: futures.ThreadPoolExecutor, room: _Room
-    ) -> None:
-        self._store, self._infos, self._room = store, tuple(infos), room
+        self, store: DiskStore, infos: Sequence[SegmentInfo], *, pool: futures.ThreadPoolExecutor, room: ReadRoom,
+        room_changed: threading.Condition,
+    ) -> None:  # fmt: skip
+        self._store, self._infos = store, tuple(infos)
+        self._room, self._room_changed = room, room_changed
         self._segments: list[Segment] = []
         self._cancelled = threading.Event()
-        room.queue(self, sum(file_bytes(info, store.fingerprint) for info in self._infos))
+        with room_changed:
+            room.queue(self, sum(file_bytes(info, store.fingerprint) for info in self._infos))
         self._future: futures.Future[None] = pool.submit(self._run)
 
     def poll(self) -> tuple[Segment, ...] | None:
@@ -155,7 +114,7 @@ class Fetch:
             return ()
         if not self._future.done():
             return None
-        self._room.give_back(self)
+        self._leave_room()
         self._future.result()  # a bug in the thread is a bug here
         return tuple(self._segments)
 
@@ -173,10 +132,25 @@ class Fetch:
         self._cancelled.set()
         self._future.cancel()
         self._segments = []
-        self._room.give_back(self)
+        self._leave_room()
+
+    def _leave_room(self) -> None:
+        with self._room_changed:
+            self._room.leave(self)
+            self._room_changed.notify_all()
+
+    def _begin(self) -> bool:
+        """Wait for room; False: nobody wants it any more."""
+        with self._room_changed:
+            self._room_changed.wait_for(lambda: not self._room.waits(self) or self._room.is_next(self))
+            begins = self._room.waits(self)
+            if begins:
+                self._room.begin(self)
+                self._room_changed.notify_all()
+            return begins
 
     def _run(self) -> None:
-        if not self._room.take(self):
+        if not self._begin():
             return
         for info in self._infos:
             segment = None if self._cancelled.is_set() else self._store.read(info)
@@ -186,17 +160,20 @@ class Fetch:
 
 
 class Prefetcher:
-    """Reads chains in threads. max_held_bytes: of what is read and not fetched yet; a longer chain is read alone."""
+    """Reads chains in threads. max_held_bytes: of what is read and not fetched yet (storage/read_room.py)."""
 
     def __init__(self, store: DiskStore, *, max_held_bytes: int, n_threads: int = READERS) -> None:
-        self._store, self._room = store, _Room(max_held_bytes)
+        self._store = store
+        self._room, self._room_changed = ReadRoom(most_bytes=max_held_bytes), threading.Condition()
         self._pool = futures.ThreadPoolExecutor(n_threads, thread_name_prefix="twinpool-disk-reader")
 
     def start(self, infos: Sequence[SegmentInfo]) -> Fetch:
         """Begin to read a chain, or its end: what DiskStore.longest found, less what is in memory already. Order is kept."""
-        return Fetch(self._store, infos, self._pool, self._room)
+        return Fetch(self._store, infos, pool=self._pool, room=self._room, room_changed=self._room_changed)
 
     def close(self) -> None:
         """Stop: what has not begun is not read, what is being read ends first."""
-        self._room.close()
+        with self._room_changed:
+            self._room.close()
+            self._room_changed.notify_all()
         self._pool.shutdown(cancel_futures=True)

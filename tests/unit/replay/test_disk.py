@@ -178,6 +178,23 @@ def test_a_third_chain_waits_for_a_reader() -> None:
     assert disk.poll(3)
 
 
+def test_what_is_read_ahead_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both readers are idle; the second chain begins when the first has been fetched, or is given up."""
+    monkeypatch.setattr("twinpool.replay.disk.MAX_FETCHED_BYTES", 1)
+    disk, clock = filled(link=DiskLink(read_bytes_per_s=math.inf, write_bytes_per_s=math.inf, latency_s=1.0))
+    for rid in (1, 2, 3):
+        disk.look(rid, TOKENS[:9] + 9, in_memory_tokens=0)
+    clock.advance_to(T0 + 5)
+    assert disk.poll(2) is None
+    assert spans(disk.poll(1)) == [(0, 4)]
+    clock.advance_to(T0 + 6)
+    assert disk.poll(3) is None
+    disk.forget(2)
+    clock.advance_to(T0 + 7)
+    assert spans(disk.poll(3)) == [(0, 4)]
+    assert (disk.stats.read, disk.readers.aside.now_bytes) == (3, 0)
+
+
 def test_only_what_memory_lacks_is_read_and_little_is_not() -> None:
     disk, _ = filled(link=INSTANT, threshold_tokens=100)
     for rid, in_memory, found in (
