@@ -301,3 +301,28 @@ def test_steps_that_fail_end_their_requests_and_nothing_else(policy) -> None:
     assert failed > 10
     assert from_host > 50
     assert [counts.held + counts.protected for counts in world.scheduler.counts()] == [0, 0]
+
+
+@pytest.mark.parametrize("max_tokens", [3, 20])
+def test_an_answer_that_is_complete_is_no_error_when_the_step_after_it_fails(max_tokens) -> None:
+    """With overlap one more step is under way when a request ends by its last token: whichever step fails, what was said decides."""
+    prompt = next([4, 3, n] for n in range(99) if len(expected_output([4, 3, n], 20)) == 3)
+    expected, ends = expected_output(prompt, max_tokens), []
+    for failing in range(7):
+        world = make_world(host=HostArena(total_bytes=1500, page_bytes=10, slot_bytes=30))
+        let_fail(world)
+        request = world.request(1, prompt, max_tokens)
+        world.scheduler.add(request)
+        said: list[int] = []
+        for step in range(20):
+            world.executor.fail_next = step == failing
+            for delta in world.loop.step():
+                said += delta.tokens
+        assert request.finish.reason == ("stop" if said == expected else "error")
+        ends.append(request.finish.reason)
+        again = world.request(2, prompt, max_tokens)
+        world.executor.fail_next = False
+        world.run(again)
+        assert [int(token) for token in again.tokens[again.prompt_len : again.n_tokens]] == expected
+    assert ends[0] == "error"
+    assert ends[-1] == "stop"

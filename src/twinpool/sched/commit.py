@@ -17,7 +17,7 @@ def apply(book: Book, plan: StepPlan, result: StepResult) -> None:
         sequence.committed = row.end
         note_checkpoint(book, sequence, row)
         if index in errors:
-            _fail(sequence, errors[index])
+            spoil(sequence, errors[index])
         elif row.tokens is not None and sequence.finish is None:
             publish_chunk(book, sequence)
         token = result.tokens[index]
@@ -33,9 +33,13 @@ def apply(book: Book, plan: StepPlan, result: StepResult) -> None:
             book.ratio.decay()
 
 
-def _fail(sequence: Sequence, message: str) -> None:
-    """A row that could not be computed ends its request only."""
-    sequence.finish = Finish("error", message=message)
+def spoil(sequence: Sequence, message: str) -> None:
+    """A row that could not be computed ends its request only; one that has its whole answer (with overlap a row more is under way) keeps
+    it. What the row left in memory is worth nothing.
+    """
+    sequence.spoilt = True
+    if sequence.finish is None:
+        sequence.finish = Finish("error", message=message)
 
 
 def _accept(book: Book, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
@@ -72,6 +76,6 @@ def release_if_finished(book: Book, sequence: Sequence) -> None:
     finish = sequence.finish
     if finish is None or sequence.in_flight or sequence.request.phase is Phase.FINISHED:
         return
-    release(book, sequence, publish=finish.reason != "error")
+    release(book, sequence, publish=finish.reason != "error" and not sequence.spoilt)
     sequence.request.phase = Phase.FINISHED
     book.tell(Delta(sequence.request, finish=finish))

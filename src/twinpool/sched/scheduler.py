@@ -11,7 +11,7 @@ from twinpool.request import Finish, Phase, Request
 from twinpool.sched.admission import check_can_ever_fit, in_memory_tokens
 from twinpool.sched.batch import build, build_run, pages_short_for_decode
 from twinpool.sched.book import Book, Delta, Retraction
-from twinpool.sched.commit import apply, release_if_finished
+from twinpool.sched.commit import apply, release_if_finished, spoil
 from twinpool.sched.publish import publish_chunk, release
 from twinpool.sched.queue import WaitQueue
 from twinpool.sched.retract import RETRACT_DECODE_STEPS, NewTokenRatio, retraction_order
@@ -130,7 +130,7 @@ class Scheduler:
         """A step could not be run at all: end its requests, publishing nothing of them."""
         for _, sequence in self.book.in_flight.pop(plan.step):
             sequence.in_flight -= 1
-            sequence.finish = Finish("error", message=message)
+            spoil(sequence, message)
             release_if_finished(self.book, sequence)
         return self.book.take_deltas()
 

@@ -27,7 +27,8 @@ class Sequence:
         tree's pages | own pages, computed | own pages, in flight
 
     prefill_end: tokens to compute before the first token is sampled. planned_outputs: output tokens that will be known when every
-    submitted step is committed. `finish` set: no more rows; released when nothing is in flight.
+    submitted step is committed. `finish` set: no more rows; released when nothing is in flight. spoilt: a row of it failed, so that
+    its pages and slots hold nothing.
     """
 
     request: Request
@@ -46,6 +47,7 @@ class Sequence:
     pending_tracks: set[int] = field(default_factory=set)
     in_flight: int = 0
     finish: Finish | None = None
+    spoilt: bool = False
 
     @property
     def is_prefilling(self) -> bool:
