@@ -1,10 +1,11 @@
 """Linear mixers of one family: compiled, in torch, and unmodified transformers, side by side in one run.
 
-    python bench/mixers.py FAMILY [--threads 1] [--rounds 5]
+    python bench/mixers.py FAMILY [--threads 1] [--rounds 5] [--cpu-time]
 
 A model of random weights in bfloat16 with mixers of published widths and few, narrow layers is made in a temporary folder. "torch" is
 the same engine, whose mixers run the slow reference as where nothing is compiled for them; all else of it stays compiled. Rounds are
-interleaved, medians are printed, the last line is JSON.
+interleaved, medians are printed, the last line is JSON. --cpu-time counts the process's processor time instead of the clock's: for one
+thread on a machine that others use.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import json
 import logging
 import statistics
 import tempfile
+import time
 from contextlib import ExitStack
 from functools import partial, wraps
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -25,6 +28,7 @@ import tokenizers
 import torch
 import transformers
 
+import engine
 from engine import DECODE_CONTEXT, our_decode, our_prefill, their_decode, their_prefill
 from twinpool import LLM
 from twinpool.models.gdn.ops import GdnKernel
@@ -142,8 +146,11 @@ def main() -> None:
     parser.add_argument("family", choices=FAMILIES)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cpu-time", action="store_true")
     args = parser.parse_args()
     logging.disable(logging.WARNING)
+    if args.cpu_time:
+        engine.time = SimpleNamespace(perf_counter=time.process_time)
     with tempfile.TemporaryDirectory() as name:
         make_model(args.family, Path(name))
         print(
