@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import threading
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -66,6 +67,8 @@ SOURCES: dict[str, Source] = {
 }
 # Frequencies of these change with the length of the sequence, which a table made at boot cannot follow.
 _MOVING_ROPE = ("dynamic", "longrope")
+# A model is made under its dtype as torch's default, which is that of the whole process.
+_LOADING = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +153,15 @@ def load_model(
     """The text part of a checkpoint folder with our layers, weights in `dtype` (a name) on `device`.
 
     context_len: positions the rotary table covers, max_position_embeddings by default. share: only that rank's share of the
-    weights, a model that has to `join` the others. Raises ModelError if the architecture is not adopted or cannot be shared, or
-    weights are missing, unknown, unreadable or of another shape than config.json says.
+    weights, a model that has to `join` the others. From any thread; threads load one after another. Raises ModelError if the
+    architecture is not adopted or cannot be shared, or weights are missing, unknown, unreadable or of another shape than
+    config.json says.
     """
+    with _LOADING:
+        return _load(folder, dtype=dtype, device=device, context_len=context_len, share=share)
+
+
+def _load(folder: Path, *, dtype: str, device: str, context_len: int | None, share: Share | None) -> AdoptedModel:
     from transformers.modeling_utils import local_torch_dtype
 
     config_json = read_config(folder)

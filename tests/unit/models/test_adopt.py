@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.tiny_models import _COMMON, FAMILIES, VOCAB, tiny_checkpoint
 from twinpool.errors import ModelError
-from twinpool.models.adopt import SOURCES, _rotary_table, load_model
+from twinpool.models.adopt import SOURCES, AdoptedModel, _rotary_table, load_model
 from twinpool.models.blocks import Linear, Moe
 from twinpool.models.native import native
 
@@ -165,6 +167,29 @@ def test_sizes_that_make_no_model_are_refused(
     save_file({**weights, **shared}, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=message):
         load_model(folder, dtype="float32")
+
+
+def test_a_model_is_made_under_its_own_dtype_while_others_load(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, second_is_made = tiny_checkpoint("qwen3_5", cache_dir), threading.Event()
+    made, n_made = transformers.Qwen3_5TextModel.__init__, 0
+
+    def meet(self: object, config: object) -> None:
+        nonlocal n_made, second
+        n_made += 1
+        if n_made == 1:
+            second = pool.submit(load_model, folder, dtype="float32")
+            assert not second_is_made.wait(2)
+        else:
+            second_is_made.set()
+        made(self, config)
+
+    second: Future[AdoptedModel]
+    monkeypatch.setattr(transformers.Qwen3_5TextModel, "__init__", meet)
+    with ThreadPoolExecutor(1) as pool:
+        models = [load_model(folder, dtype="bfloat16"), second.result()]
+    assert [model.module.get_input_embeddings().weight.dtype for model in models] == [torch.bfloat16, torch.float32]
 
 
 def test_experts_may_be_stored_one_by_one(cache_dir: Path, tmp_path: Path) -> None:
