@@ -59,12 +59,10 @@ inline void store(e4m3* p, v16 v, int n) { _mm512_mask_cvtepi32_storeu_epi8(p, l
 
 // ---- as bfloat16
 
-typedef uint8_t u64x8 __attribute__((vector_size(64)));  // sixty-four bytes
-
 // Four codes a lane become two pairs of bfloat16 a lane: of the first two codes, and of the last two.
 struct Pairs { v16 first, second; };
-#if defined(__AVX512VBMI__)
-// The two bytes of a bfloat16 come out of tables of the 128 codes without a sign.
+#if defined(__AVX512BW__)
+// The two bytes of a bfloat16, by code without its sign.
 struct PairTables {
     alignas(64) uint8_t low[128], high[128];
     PairTables() {
@@ -78,11 +76,25 @@ struct PairTables {
 inline const PairTables pair_tables;
 inline Pairs pairs(v16 codes) {
     __m512i x = (__m512i)codes;
+#if defined(__AVX512VBMI__)
     auto looked_up = [&](const uint8_t* t) {
         return _mm512_permutex2var_epi8(_mm512_load_si512(t), x, _mm512_load_si512(t + 64));
     };
-    __m512i low = looked_up(pair_tables.low);
-    __m512i high = _mm512_ternarylogic_epi64(looked_up(pair_tables.high), x, _mm512_set1_epi8(char(0x80)), 0xf8);  // a | (b & c)
+    __m512i low = looked_up(pair_tables.low), high = looked_up(pair_tables.high);
+#else
+    // A look-up reaches sixteen entries: enough for what is subnormal. The rest are bits moved, but for NaN.
+    auto all = [](int byte) { return _mm512_set1_epi8(char(byte)); };
+    __m512i m = _mm512_and_si512(x, all(0x7f));
+    __mmask64 small = _mm512_cmplt_epu8_mask(m, all(8)), nan = _mm512_cmpeq_epi8_mask(m, all(0x7f));
+    auto finished = [&](__m512i bits, const uint8_t* t) {
+        __m512i first = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)t));
+        return _mm512_mask_mov_epi8(_mm512_mask_shuffle_epi8(bits, small, first, m), nan, all(t[127]));
+    };
+    __m512i low = finished(_mm512_and_si512(_mm512_slli_epi16(x, 4), all(0xf0)), pair_tables.low);
+    __m512i exponent = _mm512_and_si512(_mm512_srli_epi16(x, 4), all(7));
+    __m512i high = finished(_mm512_add_epi8(exponent, all(0x3c)), pair_tables.high);
+#endif
+    high = _mm512_ternarylogic_epi64(high, x, _mm512_set1_epi8(char(0x80)), 0xf8);  // a | (b & c)
     __m512i near = _mm512_unpacklo_epi8(low, high), far = _mm512_unpackhi_epi8(low, high);
     return {(v16)_mm512_shuffle_ps((__m512)near, (__m512)far, 0x88), (v16)_mm512_shuffle_ps((__m512)near, (__m512)far, 0xdd)};
 }

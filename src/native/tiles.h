@@ -75,15 +75,16 @@ void stage_values(const KvView& kv, const int32_t* pages, int head, int first, i
                           : nullptr;
         typename D::B* to = out + key * 16;
         if constexpr (codes<D, K>) {
-            // Lane j: element j of both tokens, then j + 16 of both; of the first 32 elements, and of the next.
-#define TP_LANE(j) j, 64 + j, 16 + j, 80 + j
-            const u64x8 near = {TP_LANES(TP_LANE)}, far = near + 32;
+            // Elements of two tokens in turn, j of both and then j + 16 of both in lane j: of the first 32 elements, and of the next.
+#define TP_LANE(j) j / 2 + j % 2 * 32, j / 2 + j % 2 * 32 + 8
+            const u32x16 near = {TP_LANES(TP_LANE)}, far = near + 16;
 #undef TP_LANE
             for (int s = 0; s < strips; s += 2) {
                 int at = s / 4 * 64, bytes = kv.dim - at;
-                u64x8 a = from[0] ? (u64x8)load_bytes(from[0] + at, bytes) : u64x8{};
-                u64x8 b = from[1] ? (u64x8)load_bytes(from[1] + at, bytes) : u64x8{};
-                Pairs p = pairs((v16)__builtin_shuffle(a, b, s % 4 ? far : near));
+                u32x16 a = from[0] ? (u32x16)load_bytes(from[0] + at, bytes) : u32x16{};
+                u32x16 b = from[1] ? (u32x16)load_bytes(from[1] + at, bytes) : u32x16{};
+                u32x16 even = (a & 0xff) | (b << 8), odd = (a >> 8) | (b & 0xff00);
+                Pairs p = pairs((v16)__builtin_shuffle(even, odd, s % 4 ? far : near));
                 memcpy(to + int64_t(s) * KEYS * 16, &p.first, 64);
                 if (s + 1 < strips) memcpy(to + int64_t(s + 1) * KEYS * 16, &p.second, 64);
             }
