@@ -189,7 +189,7 @@ def test_the_demo_model_in_a_script(tmp_path: Path) -> None:
     script.write_text(
         "from twinpool import LLM, SamplingParams\n"
         "def say(**options):\n"
-        "    with LLM(device_memory='1GiB', **options) as llm:\n"
+        "    with LLM(device_memory='1GiB', threads=2, **options) as llm:\n"
         "        said = llm.generate(['Once upon a time'], SamplingParams(temperature=0, max_tokens=16))[0].token_ids\n"
         "    if options:\n"
         "        assert llm.engine._ranks._peers[0].process.returncode == 0\n"
@@ -243,3 +243,13 @@ def test_what_ranks_cannot_share_is_refused_before_any_starts() -> None:
         with pytest.raises(error, match=words), tiny_llm(checkpoint(family), **{"tp_size": 2, **options}):
             pass
     assert not followers()
+
+
+@pytest.mark.usefixtures("threads")
+def test_more_ranks_than_threads_run_and_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with tiny_llm(checkpoint("qwen3_5"), tp_size=2, threads=1) as llm:
+        assert len(say(llm, [prompt(0, 9)], greedy(2))) == 1
+    assert (
+        "--tp-size 2 starts more ranks than there are --threads (1), and in every layer each waits for all others"
+        in caplog.text
+    )

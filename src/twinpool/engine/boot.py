@@ -87,7 +87,7 @@ def _build(parts: _Parts, pre_load_bytes: int, ranks: Ranks | None) -> Engine:
     """Weights, memory, and an engine over them."""
     resolved, spec, clock = parts.resolved, parts.spec, parts.clock
     say = _rank_log(resolved).info
-    threads = max(1, (resolved.threads or host.usable_cores()) // resolved.tp_size)
+    threads = _threads_of_rank(resolved)
     set_threads(threads)
     if ranks is not None:
         start_ranks(
@@ -139,6 +139,18 @@ def _build(parts: _Parts, pre_load_bytes: int, ranks: Ranks | None) -> Engine:
         BatchLog(book=scheduler.book, clock=clock, decode_log_interval=resolved.decode_log_interval)
     )
     return engine
+
+
+def _threads_of_rank(resolved: Resolved) -> int:
+    """An equal part of the threads, one at least; says so when there are fewer threads than ranks."""
+    whole = resolved.threads or host.usable_cores()
+    if whole < resolved.tp_size:
+        of = "--threads" if resolved.threads else "cores"
+        log.warning(
+            "--tp-size %d starts more ranks than there are %s (%d), and in every layer each waits for all others: use at most %d.",
+            resolved.tp_size, of, whole, whole,
+        )  # fmt: skip
+    return max(1, whole // resolved.tp_size)
 
 
 def _rank_log(resolved: Resolved) -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
