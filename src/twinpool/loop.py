@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 
 from twinpool.sched.book import Delta
 from twinpool.sched.scheduler import Scheduler
 from twinpool.sched.stride import Horizon
-from twinpool.step import Executor, Handle, StepPlan, StepResult
+from twinpool.step import Executor, Handle, OrdersFailed, StepPlan, StepResult
 
 StepObserver = Callable[[StepPlan, StepResult], None]
 
@@ -54,10 +55,26 @@ class Loop:
         plan, handle = self._in_flight.popleft()
         try:
             result = handle.result()
+        except OrdersFailed as error:
+            self.failures.append(error)
+            return self._lose(plan, error)
         except Exception as error:
             self.failures.append(error)
             return self.scheduler.fail(plan, f"the step could not be computed: {type(error).__name__}: {error}")
         deltas = self.scheduler.commit(plan, result)
         if self._observe is not None:
             self._observe(plan, result)
+        return deltas
+
+    def _lose(self, plan: StepPlan, error: OrdersFailed) -> list[Delta]:
+        """Memory is not what the tree says it is: end all that runs, and empty the cache."""
+        message = f"memory could not be copied, so what runs and the cache are given up: {error}"
+        deltas = self.scheduler.lose(plan, message)
+        while self._in_flight:
+            plan, handle = self._in_flight.popleft()
+            with contextlib.suppress(Exception):  # whatever it gave stands on the same memory
+                handle.result()
+            deltas += self.scheduler.lose(plan, message)
+        self.scheduler.forget()
+        self._executor.recover()
         return deltas

@@ -153,11 +153,15 @@ class StepResult:
     runs: tuple[Int32Array, ...] = ()
 
 
+class OrdersFailed(Exception):
+    """Not all orders were obeyed: memory is not what the scheduler believes it to be, until the cache has been emptied."""
+
+
 class Handle(Protocol):
     """A step that runs or has run."""
 
     def result(self) -> StepResult:
-        """Wait for the step and return what it gave; re-raises what it raised."""
+        """Wait for the step and return what it gave; re-raises what it raised, OrdersFailed among others."""
         ...
 
 
@@ -166,4 +170,8 @@ class Executor(Protocol):
 
     def submit(self, plan: StepPlan) -> Handle:
         """Start (or queue) a step without waiting for it."""
+        ...
+
+    def recover(self) -> None:
+        """After OrdersFailed, which every step raises from then on: nothing is in flight, and the cache has been emptied."""
         ...

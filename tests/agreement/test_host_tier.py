@@ -8,6 +8,8 @@ import pytest
 
 from tests.agreement.llm_runs import Said, checkpoint, conversation, greedy, prompt, say, say_alone, tiny_llm
 from twinpool import LLM
+from twinpool.engine.copies import Part, TierCopies
+from twinpool.step import HostCopy, SlotOrder
 
 STRATEGIES = {
     "extra_buffer": {"mamba_radix_cache_strategy": "extra_buffer"},
@@ -99,6 +101,35 @@ def test_so_little_device_memory_that_everything_goes_through_the_host(policy, h
             assert totals.evicted_states == 0
         else:
             assert totals.evicted_states > 0
+
+
+@pytest.mark.parametrize("to_host", [True, False])
+@pytest.mark.parametrize("at", [0, 1, 5])
+@pytest.mark.parametrize("name", ["extra_buffer", "no_buffer"])
+def test_a_copy_that_fails_is_answered_and_never_served(name, at, to_host, monkeypatch) -> None:
+    """One copy of a kind fails half-way: what runs gets an error, and nobody is given what the tree believed to be there."""
+    params, move, seen = greedy(N_TOKENS), TierCopies.move, [0]
+
+    def fails(self: TierCopies, order: SlotOrder | HostCopy, part: Part) -> None:
+        if isinstance(order, HostCopy) and order.to_host == to_host:
+            seen[0] += 1
+            if seen[0] == at + 1:
+                raise OSError("no link")
+        move(self, order, part)
+
+    monkeypatch.setattr(TierCopies, "move", fails)
+    with tiny_llm(checkpoint("qwen3_5"), chunked_prefill_size=96, **HOST, **STRATEGIES[name]) as llm:
+        failed = 0
+        for _ in range(4):
+            for answer, expected in zip(llm.generate(conversation(10), params), alone(10), strict=True):
+                if answer.finish_reason == "error":
+                    assert "no link" in answer.error
+                    failed += 1
+                else:
+                    assert answer.token_ids == expected[0]
+            leave_device(llm)
+        assert failed > 0
+        assert from_host(llm, conversation(10), alone(10)) > 0, "the tier works again"
 
 
 @pytest.mark.parametrize("name", ["extra_buffer, pages of 16", "lazy", "no_buffer"])

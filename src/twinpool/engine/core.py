@@ -320,8 +320,6 @@ class Engine:
     def flush_cache(self) -> bool:
         """Forget the prefix cache, on the host as well; False (and nothing happens) while there is work."""
         done = self.loop.idle and self.scheduler.flush()
-        if done and self._host is not None:
-            self._host.flushed()
         self._snapshot = self._take_snapshot()
         return done
 

@@ -4,6 +4,7 @@ itself.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +21,7 @@ from twinpool.engine.restore import LayerPart, Restore, Waiting
 from twinpool.engine.sampler import RowState, Sampled, sample_row
 from twinpool.engine.tensors import Memory
 from twinpool.models.step_batch import PackedStep
-from twinpool.step import Freed, HostCopy, HostFill, Order, SlotOrder, StepPlan, StepResult, StoreCopy
+from twinpool.step import Freed, HostCopy, HostFill, Order, OrdersFailed, SlotOrder, StepPlan, StepResult, StoreCopy
 
 # What a row that could not be computed feeds to the step after it, which is already planned and whose result nobody
 # reads.
@@ -59,6 +60,7 @@ class TorchExecutor:
         self._save_s = self._load_s = 0.0  # of copies that no result has told yet
         self._store = store
         self._ranks = ranks
+        self._broken: Exception | None = None  # an order that failed
         self._untold: list[tuple[int, int]] = []  # tokens sampled since the other ranks were told something
         self._thread = ThreadPoolExecutor(
             1, thread_name_prefix="twinpool-executor", initializer=torch.set_num_threads, initargs=(torch_threads,)
@@ -72,6 +74,10 @@ class TorchExecutor:
     def settle(self, orders: tuple[Order, ...]) -> None:
         """Queue orders without a step: nothing may come after them for a while."""
         self._thread.submit(self._settle, orders)
+
+    def recover(self) -> None:
+        """Obey orders again: the cache that counted on those that failed is empty."""
+        self._broken = None
 
     def follow(self, told: Told) -> None:
         """Repeat a step of rank 0, in the calling thread, without sampling: its tokens come with the step after it."""
@@ -91,7 +97,8 @@ class TorchExecutor:
         self._thread.shutdown()
 
     def _settle(self, orders: tuple[Order, ...]) -> None:
-        self._obey_all(self._tell(orders, None))
+        with contextlib.suppress(OrdersFailed):  # nobody waits for these: the next step says so
+            self._obey_all(self._tell(orders, None))
 
     def _tell(self, orders: tuple[Order, ...], plan: StepPlan | None) -> tuple[Order, ...]:
         """Have the other ranks do the same now; returns what is left to do here."""
@@ -153,33 +160,39 @@ class TorchExecutor:
                 return self._forward(step)
         finally:
             if restore is not None:
-                restore.finish()
-                self._load_s += restore.load_s
+                self._finish(restore)
+
+    def _finish(self, restore: Restore) -> None:
+        try:
+            restore.finish()
+        except OrdersFailed as error:
+            self._broken = error
+            raise
+        finally:
+            self._load_s += restore.load_s
 
     def _obey_all(self, orders: tuple[Order, ...], *, forward_follows: bool = False) -> Restore | None:
         """Orders run one after another: what is copied away is read before anybody writes over it. Of what a forward follows, copies
         from the host run beside it: the Restore, which has begun.
 
-        One that fails ends the step, after the others: the tree counts on what they bring.
+        Raises OrdersFailed for one that fails, and for all from then on.
         """
+        if self._broken is not None:
+            raise OrdersFailed(str(self._broken)) from self._broken
         waiting = Waiting()
-        failure: Exception | None = None
-        for order in orders:
-            if forward_follows and waiting.take(order):
-                continue
-            if waiting.concerns(order):
-                for move in waiting.moves:
-                    self._move(move)
-                waiting = Waiting()
-            try:
+        try:
+            for order in orders:
+                if forward_follows and waiting.take(order):
+                    continue
+                if waiting.concerns(order):
+                    for move in waiting.moves:
+                        self._move(move)
+                    waiting = Waiting()
                 self._obey(order)
-            except Exception as error:
-                failure = failure or error
-        if failure is not None:
-            for move in waiting.moves:
-                self._move(move)
-            raise failure
-        return Restore(waiting.moves, self._parts, self._memory) if waiting.moves else None
+            return Restore(waiting.moves, self._parts, self._memory) if waiting.moves else None
+        except Exception as error:
+            self._broken = error
+            raise OrdersFailed(f"{type(error).__name__}: {error}") from error
 
     def _obey(self, order: Order) -> None:
         memory = self._memory

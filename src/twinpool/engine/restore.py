@@ -15,7 +15,7 @@ from twinpool.engine.copies import Part, Span
 from twinpool.engine.tensors import KvViews, Memory, StateViews
 from twinpool.models.spec import ModelSpec
 from twinpool.request import Int32Array
-from twinpool.step import Freed, HostCopy, HostFill, Order, SlotOrder, StoreCopy
+from twinpool.step import Freed, HostCopy, HostFill, Order, OrdersFailed, SlotOrder, StoreCopy
 
 Move = SlotOrder | HostCopy
 _NONE: Int32Array = np.empty(0, np.int32)
@@ -104,15 +104,15 @@ class Restore:
         self._thread.start()
 
     def await_kv(self, layer: int) -> None:
-        """Return when all of an attention layer's pages are there. Raises RuntimeError when a copy failed."""
+        """Return when all of an attention layer's pages are there. Raises OrdersFailed when a copy failed."""
         self._await(self._place.get(("kv", layer), 0))
 
     def await_state(self, layer: int) -> None:
-        """Return when all of a linear layer's states are there. Raises RuntimeError when a copy failed."""
+        """Return when all of a linear layer's states are there. Raises OrdersFailed when a copy failed."""
         self._await(self._place.get(("state", layer), 0))
 
     def finish(self) -> None:
-        """Wait for all of it. Raises RuntimeError when a copy failed."""
+        """Wait for all of it. Raises OrdersFailed when a copy failed."""
         self._thread.join()
         self._await(len(self._parts) - 1)
 
@@ -120,7 +120,7 @@ class Restore:
         with self._changed:
             self._changed.wait_for(lambda: self._done > number or self._error is not None)
         if self._error is not None:
-            raise RuntimeError("a copy from the host failed") from self._error
+            raise OrdersFailed(f"a copy from the host failed: {self._error}") from self._error
 
     def _run(self) -> None:
         began_s = time.perf_counter()

@@ -33,7 +33,6 @@ class HostWatch:
     def __init__(self, tier: HostTier, *, page_size: int) -> None:
         self._tier = tier
         self._page_size = page_size
-        self._flushed_tokens = self._flushed_states = 0
 
     def counts(self) -> HostCounts:
         """Counts now."""
@@ -54,17 +53,11 @@ class HostWatch:
         context_tokens = balanced_context_tokens(ledger)
         return host_cover(self._tier.arena, page_size=self._page_size, context_tokens=context_tokens)
 
-    def flushed(self) -> None:
-        """The cache has just been emptied: what was copied before and not dropped is gone without a count."""
-        totals = self._tier.totals
-        self._flushed_tokens = totals.saved_tokens + totals.filled_tokens - totals.evicted_tokens
-        self._flushed_states = totals.saved_states + totals.filled_states - totals.evicted_states
-
     def check(self) -> None:
         """Assert that the arena holds what was copied and not dropped since: no more (a leak), no less (a double free)."""
         arena, totals = self._tier.arena, self._tier.totals
-        tokens = totals.saved_tokens + totals.filled_tokens - totals.evicted_tokens - self._flushed_tokens
-        states = totals.saved_states + totals.filled_states - totals.evicted_states - self._flushed_states
+        tokens = totals.saved_tokens + totals.filled_tokens - totals.evicted_tokens - totals.flushed_tokens
+        states = totals.saved_states + totals.filled_states - totals.evicted_states - totals.flushed_states
         for name, used, kept in (
             ("tokens", arena.used_pages * self._page_size, tokens),
             ("states", arena.used_slots, states),

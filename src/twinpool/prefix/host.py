@@ -34,8 +34,8 @@ class HostPlan:
 
 @dataclass(slots=True)
 class HostTotals:
-    """Counters since boot: tokens of KV and states copied to the host and back, dropped there, read from the disk into it, and
-    not copied for want of room."""
+    """Counters since boot: tokens of KV and states copied to the host and back, dropped there, read from the disk into it,
+    gone when the whole cache was emptied, and not copied for want of room."""
 
     saved_tokens: int = 0
     saved_states: int = 0
@@ -45,6 +45,8 @@ class HostTotals:
     evicted_states: int = 0
     filled_tokens: int = 0
     filled_states: int = 0
+    flushed_tokens: int = 0
+    flushed_states: int = 0
     unsaved_tokens: int = 0
     unsaved_states: int = 0
 
@@ -194,7 +196,10 @@ class HostTier:
 
     def give_up(self, node: Node) -> None:
         """Free a node's copies: the whole tree is being emptied."""
-        self.arena.free(pages=node.host_pages if node.host_pages is not None else NO_PAGES, slot=node.host_state)
+        pages = node.host_pages if node.host_pages is not None else NO_PAGES
+        self.arena.free(pages=pages, slot=node.host_state)
+        self.totals.flushed_tokens += len(pages) * self._page_size
+        self.totals.flushed_states += bool(node.host_state)
 
     def forget_all(self) -> None:
         """The tree has been emptied: every copy is given back."""

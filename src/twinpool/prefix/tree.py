@@ -87,10 +87,11 @@ class PrefixTree:
         """What has left the device's cache since boot, and why; the caller copies what it keeps."""
         return self._evictor.evictions
 
-    def match(self, key: bytes, *, limit_tokens: int, touch: bool = True) -> Match:
+    def match(self, key: bytes, *, limit_tokens: int, touch: bool = True, count: bool = True) -> Match:
         """The longest reusable prefix of `key` within its first `limit_tokens` tokens (floored to pages).
 
-        A partial edge is split where the key leaves it. `touch` False is a probe: nothing is split and no order changes.
+        A partial edge is split where the key leaves it. `touch` False is a probe: nothing is split and no order changes. `count` False:
+        a use that has been counted, of a request that still waits.
         """
         prompt = len(key) // TOKEN_BYTES
         if self.disabled:
@@ -117,7 +118,7 @@ class PrefixTree:
         kv, resume = (position + shared) // TOKEN_BYTES, best.depth
         if touch:
             # What may be brought back must not be dropped for a copy of what is on the device: that waits for the restore.
-            self._touch(best, copy=host is None)
+            self._touch(best, copy=host is None, count=count)
         branching = kv // self._grid * self._grid
         reuse = attribute(
             prompt=prompt, limit=limit_tokens, kv=kv, resume=resume, gone=gone, grid=self._grid, evicted=evicted,
@@ -316,13 +317,13 @@ class PrefixTree:
         del node.parent.children[node.key[: self._page_bytes]]
         self._evictor.n_nodes -= 1
 
-    def _touch(self, node: Node, *, copy: bool = True) -> None:
+    def _touch(self, node: Node, *, copy: bool = True, count: bool = True) -> None:
         """`node` was used: its state becomes the most recent one, its path's KV is refreshed (by eviction, when it gets there), and
         it may get a copy on the host.
         """
         self._now += 1
         node.last_access = self._now
-        node.hits += 1
+        node.hits += count
         if node.state:
             self._evictor.states.move_to_end(node)
         if node.is_evictable_leaf:

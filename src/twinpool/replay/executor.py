@@ -57,6 +57,9 @@ class SimExecutor:
         self._latest = SimHandle(self, plan, begin_s, ends_s)
         return self._latest
 
+    def recover(self) -> None:
+        """Nothing fails here."""
+
     def settle(self, orders: Sequence[Order]) -> None:
         """Obey orders without a step: nothing may come after them for a while."""
         begin_s = max(self._free_s, self._clock.now_s())

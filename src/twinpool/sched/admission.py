@@ -68,7 +68,8 @@ def try_admit(book: Book, request: Request) -> Sequence | None:
     if len(book.running) >= book.shape.max_running_requests:
         return None
     key, limit = request.key(request.n_tokens), request.n_tokens - 1
-    match = book.tree.match(key, limit_tokens=limit)
+    match = book.tree.match(key, limit_tokens=limit, count=not request.tried)
+    request.tried = True
     resumed = None
     if match.host_node is not None:
         resumed = _resume_restored(book, request, match)

@@ -134,6 +134,14 @@ class Scheduler:
             release_if_finished(self.book, sequence)
         return self.book.take_deltas()
 
+    def lose(self, plan: StepPlan, message: str) -> list[Delta]:
+        """A step's orders failed: end its requests and all that run, whose memory may hang on them, publishing nothing."""
+        deltas = self.fail(plan, message)
+        for sequence in list(self.book.running.values()):
+            spoil(sequence, message)
+            release_if_finished(self.book, sequence)
+        return deltas + self.book.take_deltas()
+
     def take_deltas(self) -> list[Delta]:
         """News that came without a step (aborted while waiting)."""
         return self.book.take_deltas()
@@ -147,9 +155,13 @@ class Scheduler:
         """Forget the prefix cache; False (and nothing happens) while there is work."""
         if self.has_work or self.book.in_flight:
             return False
+        self.forget()
+        return True
+
+    def forget(self) -> None:
+        """Empty the prefix cache, while nothing runs: requests that wait find nothing."""
         self.book.orders.clear()
         self.book.tree.reset()
-        return True
 
     def _retract(self, *, to_unblock: bool = False) -> None:
         """Give back KV until the next decode step fits (or one prefill can go on), keeping at least one request."""

@@ -25,7 +25,7 @@ from twinpool.memory.host import HostArena
 from twinpool.models.attention.spec import GqaSpec
 from twinpool.models.shapes import StateShapes
 from twinpool.models.step_batch import PackedStep
-from twinpool.step import Freed, HostCopy, HostFill, Order, Row, SlotOrder, StepPlan, StoreCopy
+from twinpool.step import Freed, HostCopy, HostFill, Order, OrdersFailed, Row, SlotOrder, StepPlan, StoreCopy
 
 N_PAGES, N_SLOTS = 5, 4
 PAGE_BYTES, SLOT_BYTES = 48, 40
@@ -170,7 +170,9 @@ def test_all_of_it_is_there_after_a_step_that_asked_for_nothing_or_failed() -> N
     assert torch.equal(everything(memory), everything(expected))
 
 
-def test_a_copy_that_fails_ends_the_step_and_not_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_fails_ends_its_step_and_all_later_ones_until_the_cache_is_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     memory, move = make_memory(), TierCopies.move
 
     def broken(self: TierCopies, one: SlotOrder | HostCopy, part: Part) -> None:
@@ -180,37 +182,22 @@ def test_a_copy_that_fails_ends_the_step_and_not_the_engine(monkeypatch: pytest.
 
     monkeypatch.setattr(TierCopies, "move", broken)
 
-    def forward(step: PackedStep) -> None:
+    def forward(step: PackedStep) -> torch.Tensor:
         if step.arrivals is not None:
             step.arrivals.await_state(0)
             step.arrivals.await_state(1)
             raise AssertionError("the state is not there")
+        return torch.empty(0, 1)
 
-    with pytest.raises(RuntimeError, match="a copy from the host failed"):
-        run_step(memory, (LOAD,), forward)
-    run_step(memory, (), forward)
-
-
-def test_an_order_that_fails_ends_the_step_after_all_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the disk cannot be given is lost; what later steps resume from, and what the host keeps, is there."""
-    memory, expected = make_memory(), make_memory()
-    save = HostCopy(True, np.array([4], np.int32), np.array([2], np.int32), 3, 8)
-    later = SlotOrder(dst=1, src=2)
-    for order in (save, LOAD, later):
-        expected.tiers.move(order, expected.tiers.whole)
-    give = StoreCopy(np.arange(2, dtype=np.int32), 0, 2, np.array([1, 5], np.int32), 4)
-
-    def full(self: TierCopies, order: StoreCopy) -> None:
-        raise MemoryError("no memory for the copy")
-
-    monkeypatch.setattr(TierCopies, "gather", full)
-    executor = TorchExecutor(
-        forward=lambda step: pytest.fail("it runs on"), memory=memory, parts=PARTS, store=lambda *given: None
-    )
-    with pytest.raises(MemoryError, match="no memory for the copy"):
-        executor.submit(plan(LOAD, give, save, later)).result()
-    executor.close()
-    assert torch.equal(everything(memory), everything(expected))
+    executor = TorchExecutor(forward=forward, memory=memory, parts=PARTS)
+    try:
+        for orders in ((LOAD,), ()):
+            with pytest.raises(OrdersFailed, match="a copy from the host failed: the link is down"):
+                executor.submit(plan(*orders)).result()
+        executor.recover()
+        executor.submit(plan()).result()
+    finally:
+        executor.close()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

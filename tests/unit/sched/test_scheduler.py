@@ -111,6 +111,21 @@ def test_states_cap_the_running_requests_while_kv_idles() -> None:
     assert [said(r) for r in requests] == [expected_output([r.rid, 1, 2], 5) for r in requests]
 
 
+def test_a_request_counts_as_one_use_of_its_prefix_however_long_it_waits() -> None:
+    """lfu, slru and write_through_selective go by how often a prefix was used."""
+    world = make_world(n_pages=500, n_slots=5, max_running=8)  # room for one request and a checkpoint or two
+    world.run(world.request(1, [1, 2, 3, 4], 2))
+    cached = world.tree.match(world.request(9, [1, 2, 3, 4, 5], 1).key(5), limit_tokens=4, touch=False).node
+    uses = cached.hits
+    world.scheduler.add(world.request(2, [7, 7, 7], 12, ignore_eos=True))
+    world.loop.step()
+    world.scheduler.add(world.request(3, [1, 2, 3, 4, 5], 2))
+    for _ in range(6):
+        world.loop.step()
+        assert world.scheduler.n_waiting == 1
+    assert cached.hits == uses + 1
+
+
 @pytest.mark.parametrize("strategy", ["extra_buffer", "extra_buffer_lazy", "no_buffer"])
 def test_retraction_publishes_and_changes_no_token(strategy: str) -> None:
     world = make_world(
