@@ -25,7 +25,7 @@ from twinpool.memory.host import HostArena
 from twinpool.models.attention.spec import GqaSpec
 from twinpool.models.shapes import StateShapes
 from twinpool.models.step_batch import PackedStep
-from twinpool.step import Freed, HostCopy, HostFill, Order, OrdersFailed, Row, SlotOrder, StepPlan, StoreCopy
+from twinpool.step import Freed, HostCopy, HostFill, Order, OrdersFailed, Row, SlotOrder, StepPlan
 
 N_PAGES, N_SLOTS = 5, 4
 PAGE_BYTES, SLOT_BYTES = 48, 40
