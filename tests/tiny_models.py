@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,8 @@ def tiny_checkpoint(family: str, cache_dir: Path, *, dtype: str = "float32", see
     changes: config keys to override.
     """
     name = "-".join([family, dtype, str(seed), *(f"{k}={v}" for k, v in sorted(changes.items()))])
+    if len(name) > 200:  # a file system's limit is 255
+        name = f"{family}-{sha256(name.encode()).hexdigest()}"
     folder = cache_dir / name
     if folder.is_dir():
         return folder

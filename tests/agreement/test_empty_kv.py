@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import math
+import shutil
 from pathlib import Path
 
 import pytest
 
+from tests.agreement.live import live_server
 from tests.agreement.llm_runs import Said, checkpoint, conversation, greedy, prompt, say, say_alone, tiny_llm
 from twinpool import LLM
+from twinpool.cli.main import run
 from twinpool.engine.checkpoint import read_spec
 
 FOLDER = checkpoint("falcon_mamba")
+TRACE = Path(__file__).parents[1] / "data" / "traces" / "mooncake.jsonl"
 PARAMS = greedy(20)
 TIERS = {"enable_hierarchical_cache": True, "hicache_size": 0.02, "chunked_prefill_size": 96}
 
@@ -63,3 +69,34 @@ def test_states_come_back_from_the_disk(tmp_path: Path, alone: Said) -> None:
         with tiny_llm(FOLDER, **disk) as llm:
             llm.engine.scheduler.book.storage.threshold_tokens = 16
             assert any(stored for _, stored in cached(llm, alone)) == restarted
+
+
+def test_a_server_and_its_numbers(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(FOLDER, folder)
+    tiers = ("--enable-hierarchical-cache", "--hicache-size", "0.05", "--hicache-storage-backend", "file")
+    flags = ("--model-path", str(folder), "--context-length", "512", "--hicache-storage-path", str(tmp_path / "disk"))
+    with live_server(folder, *flags, *tiers) as live:
+        texts, cached = set(), []
+        for _ in range(3):
+            done = live.client().completions.create(
+                model="default", prompt="to and fro " * 9, max_tokens=8, temperature=0
+            )
+            texts.add(done.choices[0].text)
+            cached.append(done.usage.prompt_tokens_details.cached_tokens)
+        assert (len(texts), cached[0], cached[2]) == (1, 0, 98)
+        found, info = live.metrics(), live.get("/server_info").json()
+        assert all(math.isfinite(value) for value in found.values())
+        assert found["sglang:kv_cache_memory_usage_gb"] == 0 < found["twinpool:state_pool_memory_usage_gb"]
+        pool = next(line for line in info["ledger"] if line["name"] == "KV pool")
+        assert pool["bytes"] == 0 < info["max_mamba_cache_size"]
+        live.check_no_leak()
+
+
+@pytest.mark.parametrize("host", [(), ("--enable-hierarchical-cache", "--hicache-size", "0.1")])
+def test_a_plan_and_a_replay(host: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", str(FOLDER), "--engine", "twinpool", "--device-memory", "64MiB", *host]) == 0
+    assert "one token of KV: 0 bytes" in capsys.readouterr().out
+    assert run(["replay", str(TRACE), str(FOLDER), "--engine", "twinpool", "--gpu", "H100", "--json", "--", *host]) == 0
+    out = json.loads(capsys.readouterr().out)
+    assert out["schema"] == "twinpool-replay/1"

@@ -100,13 +100,12 @@ def test_batch(cell: tuple[str, str], llm: LLM) -> None:
 
 
 def test_hit(cell: tuple[str, str], llm: LLM) -> None:
-    """The same prompts again, then each goes on where its answer ended."""
+    """The same prompts again (a hit where the grid is finer than they are), then each goes on where its answer ended."""
     prompts = conversation(10)
     run(llm, cell[0], prompts)
-    again = run(llm, cell[0], prompts)
+    run(llm, cell[0], prompts)
     longer = next_turn(prompts, [alone(cell[0])[tuple(ids)] for ids in prompts])
-    on = run(llm, cell[0], longer)
-    assert (again > 0, on > 0) == (cell[1] != "off",) * 2
+    assert (run(llm, cell[0], longer) > 0) == (cell[1] != "off")
 
 
 @cache

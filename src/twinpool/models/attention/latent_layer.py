@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from twinpool.errors import ModelError
 from twinpool.models.attention.index import attend_chosen
 from twinpool.models.attention.index_layer import SparseIndex
 from twinpool.models.attention.latent import LatentKernel, LatentShape, attend, rotate_pairs
@@ -103,7 +104,8 @@ class LatentMixer(nn.Module):
 def adopt_latent(module: Any, *, layer: int, table: torch.Tensor, index: SparseIndex | None = None) -> LatentMixer:
     """Our mixer with the weights of a Kimi, GLM-5-Next or Ling-3 attention; g_proj, where it is, makes the gates.
 
-    `layer` counts attention layers; table: float32 [positions, rotary] or [positions, 0].
+    `layer` counts attention layers; table: float32 [positions, rotary] or [positions, 0]. Raises ModelError for keys that are shared
+    whole, of which no latent is left.
     """
     shape = LatentShape(
         heads=module.num_heads,
@@ -113,6 +115,8 @@ def adopt_latent(module: Any, *, layer: int, table: torch.Tensor, index: SparseI
         value_dim=module.v_head_dim,
         scale=module.scaling,
     )
+    if not shape.plain:
+        raise ModelError("config.json says qk_nope_head_dim=0; it must be at least 1.")
     narrow = module.q_lora_rank is not None
     inputs = [module.q_a_proj if narrow else module.q_proj, module.kv_a_proj_with_mqa]
     if hasattr(module, "g_proj"):
