@@ -21,11 +21,15 @@ def test_hits_mates_cuts_and_retraction_change_nothing(family: str) -> None:
     folder, prompts = checkpoint(family), conversation(10)
     apart, longer = [prompt(i, 30 + i) for i in range(4)], greedy(60)
     alone, alone_apart = (say_alone(folder, p, n, **FP8) for p, n in ((prompts, TURN), (apart, longer)))
+    turns = [p + list(tokens) + prompt(i, 9) for i, (p, (tokens, _)) in enumerate(zip(prompts, alone, strict=True))]
+    alone_turns = say_alone(folder, turns, TURN, **FP8)
     tight = {"max_total_tokens": 260, "schedule_conservativeness": 0.05, "chunked_prefill_size": 96}
     with tiny_llm(folder, mamba_track_interval=64, **FP8) as llm:
         assert say(llm, prompts, TURN) == alone
         assert say(llm, prompts, TURN) == alone
-        assert sum(c.cached_tokens for c in llm.generate(prompts, TURN)) > 0
+        done = llm.generate(turns, TURN)
+        assert [(c.token_ids, tuple(p.logprob for p in c.logprobs)) for c in done] == alone_turns
+        assert sum(c.cached_tokens for c in done) > 0
     with tiny_llm(folder, **tight, **FP8) as llm:
         assert [say(llm, [p], TURN)[0] for p in prompts] == alone
         assert say(llm, apart, longer) == alone_apart
