@@ -69,7 +69,10 @@ def _check(request: MemoryRequest) -> None:
         if value is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')} {value} must be at least 1.")
     if not 0 < request.mem_fraction_static <= 1:
-        raise ConfigError(f"--mem-fraction-static {request.mem_fraction_static} must be above 0 and at most 1.")
+        raise ConfigError(
+            f"--mem-fraction-static is {request.mem_fraction_static} (as given, or as its default comes out for so small a device); "
+            "it must be above 0 and at most 1: give it."
+        )
     if not 0 < request.ratio < float("inf"):
         raise ConfigError(f"--mamba-full-memory-ratio {request.ratio} must be above 0.")
     if request.draft_tokens and request.max_running_requests is None:

@@ -102,6 +102,7 @@ def test_a_convolution_in_parts_must_be_whole(cache_dir: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"index_topk": 0}, r"index_topk=0 tokens, less than a pool of index_kpool=4; at least one"),
         ({"index_kpool_always_select_tail": False}, "index_kpool_always_select_tail=False; only True"),
         (
             {"indexer_types": ["full"] * 3 + ["shared"]},

@@ -125,9 +125,14 @@ class StreamLayer(nn.Module):
 
 
 def check(config: Any) -> None:
-    """Raise ModelError for an index that leaves out the newest tokens, or that a layer has from another one."""
+    """Raise ModelError for an index that leaves out the newest tokens, chooses nothing else, or is that of another layer."""
     if not config.index_kpool_always_select_tail:
         raise ModelError("config.json says index_kpool_always_select_tail=False; only True runs here.")
+    if config.index_topk < config.index_kpool:
+        raise ModelError(
+            f"config.json says index_topk={config.index_topk} tokens, less than a pool of index_kpool={config.index_kpool}; "
+            "at least one pool runs here."
+        )
     kinds = zip(config.layer_types, config.indexer_types, strict=False)
     shared = [number for number, kind in enumerate(kinds) if kind == ("indexed_attention", "shared")]
     if shared:
