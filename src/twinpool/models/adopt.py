@@ -65,8 +65,10 @@ SOURCES: dict[str, Source] = {
     **falcon_mamba.SOURCES,
     **zamba.SOURCES,
 }
-# Frequencies of these change with the length of the sequence, which a table made at boot cannot follow.
-_MOVING_ROPE = ("dynamic", "longrope")
+# Frequencies of the others, 'dynamic' and 'longrope', change with the length of the sequence, which a table made at boot cannot follow.
+_ROPES = ("default", "linear", "yarn", "llama3", "proportional")
+# What transformers' code raises of values in config.json that it did not check.
+_OF_VALUES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 # A model is made under its dtype as torch's default, which is that of the whole process.
 _LOADING = threading.Lock()
 
@@ -182,12 +184,7 @@ def _load(folder: Path, *, dtype: str, device: str, context_len: int | None, sha
         with torch.device("meta"), local_torch_dtype(DTYPES[dtype]):
             model = getattr(modeling, source.model)(config)
             model = model if hasattr(model, "lm_head") else WithHead(model)
-    except (
-        AssertionError,
-        TypeError,
-        ValueError,
-        RuntimeError,
-    ) as error:  # transformers' code, of sizes that it did not check
+    except _OF_VALUES as error:
         raise ModelError(f"{folder / 'config.json'} makes no {source.model}: {_one_line(error)}.") from error
     wide = model.base_model._get_dtype_plan(DTYPES[dtype])
     ignored = (*source.ignored, *_draft_layers(config))
@@ -223,19 +220,20 @@ def _text_config(config_class: Any, config_json: Mapping[str, Any], folder: Path
         text |= {"tie_word_embeddings": said[0]} if said else {}
     try:
         config = config_class(**json.loads(json.dumps(text), object_hook=_plain_float))
-    except (TypeError, ValueError, StrictDataclassError) as error:
+    except (*_OF_VALUES, StrictDataclassError) as error:
         raise ModelError(f"{folder / 'config.json'} is not a {config_class.__name__}: {_one_line(error)}.") from error
     _check_nulls(config)
     rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope_type in _MOVING_ROPE:
+    if rope_type not in _ROPES:
         raise ModelError(
-            f"config.json says rope_type='{rope_type}', which does not run here; use 'default', 'linear' or 'yarn'."
+            f"config.json says rope_type={rope_type!r}, which does not run here; use one of {', '.join(_ROPES)}."
         )
     return config
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".")
+    said = f"no {error}" if isinstance(error, KeyError) else str(error).split("\nException raised from")[0]
+    return " ".join(said.split()).rstrip(".")
 
 
 def _check_nulls(config: Any) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from twinpool.errors import ModelError
 
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _KV_SCALES = ("k_scale", "v_scale", "kv_scale")  # as quantisers name them
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 
@@ -52,7 +53,8 @@ def assign_weights(
     wide: regular expressions in names of parameters that are float32 all the same. Those that transformers ties to another get
     that one's, unless a tensor of their own is stored that differs, as transformers does it.
 
-    Raises ModelError naming what is missing, unknown (scales of an fp8 cache, too) or empty, or whose shape differs from the config's.
+    Raises ModelError naming what is missing, unknown (scales of an fp8 cache, too), quantised or empty, or whose shape differs from the
+    config's.
     """
     parameters, patterns = model.state_dict(keep_vars=True), tuple(wide)
     tied = _tied(model.all_tied_weights_keys, tensors)  # type: ignore[arg-type]
@@ -70,6 +72,11 @@ def assign_weights(
         raise ModelError(f"the weights in {folder} hold {_list(unknown)}, which config.json does not ask for.")
     for name, parameter in parameters.items():
         tensor = tensors.pop(name)
+        if tensor.dtype not in _FLOATS:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise ModelError(
+                f"{name} in {folder} is {kind}; weights must be float32, bfloat16 or float16: none are unpacked here."
+            )
         if parameter.numel() == 0:
             raise ModelError(f"{name} has no elements by config.json: {list(parameter.shape)}.")
         if tensor.shape != parameter.shape:
@@ -101,9 +108,9 @@ def _files(folder: Path) -> list[Path]:
     if index.is_file():
         try:
             names = set(json.loads(index.read_text())["weight_map"].values())
-        except (ValueError, KeyError, AttributeError) as error:
+            files = [folder / name for name in sorted(names)]
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise ModelError(f"{index} cannot be read: {error}.") from error
-        files = [folder / name for name in sorted(names)]
     else:
         files = sorted(folder.glob("*.safetensors"))
     if not files:

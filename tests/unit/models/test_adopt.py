@@ -70,6 +70,10 @@ def test_files_that_are_missing_or_broken(cache_dir: Path, tmp_path: Path) -> No
         ({"architectures": ["LlamaForCausalLM"]}, "'LlamaForCausalLM' cannot be run here yet"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type='dynamic'"),
+        ({"rope_parameters": {"rope_type": "x"}}, "rope_type='x', which does not run here; use one of default, "),
+        ({"rope_parameters": {"rope_type": 7}}, "rope_type=7"),
+        ({"rope_parameters": [1]}, "config.json"),
+        ({"dtype": []}, "config.json"),
     ],
 )
 def test_what_our_layers_do_not_do_is_refused(

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.tiny_models import tiny_checkpoint
-from twinpool import LLM
+from twinpool import LLM, SamplingParams
 from twinpool.engine.checkpoint import read_spec
 from twinpool.errors import ConfigError, ModelError
 from twinpool.models.adopt import load_model
@@ -161,3 +161,17 @@ def _index(name: str, tensor: torch.Tensor) -> torch.Tensor:
     }  # fmt: skip
     shape = next((shape for end, shape in shapes.items() if name.endswith(f"indexer.{end}")), None)
     return tensor if shape is None else torch.zeros(shape)
+
+
+def test_a_request_that_overflows_beyond_the_index_ends_alone(cache_dir: Path, tmp_path: Path) -> None:
+    folder, name = tmp_path / "a", "model.language_model.embed_tokens.weight"
+    shutil.copytree(tiny_checkpoint("glm", cache_dir), folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name][259] = float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    ids, params = list(range(60)), SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=4)
+    with LLM(str(folder), device_memory="64MiB", disable_radix_cache=True) as llm:
+        (alone,) = llm.generate([ids], params)
+        mate, broken = llm.generate([ids, [259, *ids]], params)
+    assert (mate.token_ids, mate.error) == (alone.token_ids, "")
+    assert "not finite" in broken.error

@@ -54,9 +54,34 @@ def test_a_file_that_the_index_names_is_missing(cache_dir: Path, tmp_path: Path)
     (folder / "model-00002-of-00003.safetensors").unlink()
     with pytest.raises(ModelError, match=r"model-00002-of-00003\.safetensors cannot be read: No such file"):
         load_model(folder, dtype="float32")
-    (folder / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json cannot be read: 'weight_map'"):
-        load_model(folder, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        "{}",
+        "[1]",
+        "null",
+        '"a"',
+        *(f'{{"weight_map": {x}}}' for x in ("[]", '{"a": 1}', '{"a": ["b"]}', '{"a": 1, "b": "c"}')),
+    ],
+)
+def test_an_index_of_another_form_is_one_sentence(index: str, tmp_path: Path, cache_dir: Path) -> None:
+    shutil.copy(tiny_checkpoint("lfm2", cache_dir) / "config.json", tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json cannot be read: \S"):
+        load_model(tmp_path, dtype="float32")
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn", "complex64", "bool"])
+def test_weights_that_are_no_plain_floats_are_refused(dtype: str, cache_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_checkpoint("lfm2", cache_dir), tmp_path / "a")
+    path = tmp_path / "a" / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.0.feed_forward.w1.weight"
+    save_file({**tensors, name: tensors[name].to(getattr(torch, dtype))}, path, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=rf"{name} in .* is {dtype}; weights must be float32, bfloat16 or float16"):
+        load_model(path.parent, dtype="float32")
 
 
 def change(tensors: Tensors, how: str) -> Tensors:

@@ -184,7 +184,8 @@ def _best_pools(
     totals = reduce(torch.add, weighted.unbind(1))
     full = (positions + 1) // shape.pool_tokens
     open_ = torch.arange(scored.n, device=totals.device) >= full[:, None]
-    totals = totals.masked_fill(open_, float("-inf"))
+    # A request whose numbers have overflowed is ended by the sampler; here it must not end the step of all.
+    totals = totals.masked_fill(open_ | totals.isnan(), float("-inf"))
     n_chosen = shape.chosen_tokens // shape.pool_tokens
     least = totals.topk(n_chosen, -1).values[:, -1:]
     above, equal = totals > least, totals == least
