@@ -22,7 +22,7 @@ class Flag:
     """What stands beside a field, as `Annotated[type, Flag(...)]`.
 
     help: the text of --help and of docs/flags.md. name: the flag, where it is not the field's name. default_text: what
-    the default None means. metavar: the word for the value. at_least, at_most: inclusive limits; above: exclusive one.
+    a default that does not say so means. metavar: the word for the value. at_least, at_most: inclusive limits; above: exclusive one.
     minus_one: what -1 means, where it is accepted beside 1, 2, ... size: a number of bytes, written with a unit.
     choices: the words allowed for a text that a wider options class may allow more words for (else: a Literal type).
     unset: the word that stands for the default None on a command line.
@@ -75,7 +75,7 @@ class Option:
         """The default, for people."""
         if self.kind is bool:
             return "off"
-        if self.default is None:
+        if self.default is None or self.flag.default_text:
             return self.flag.default_text
         return str(self.default)
 

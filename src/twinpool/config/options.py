@@ -175,7 +175,7 @@ class HostTierOptions:
         float,
         Flag(
             "Host memory in GB (10^9 bytes) for KV and states together, instead of the ratio.",
-            metavar="GB", at_least=0, at_most=MOST_GB,
+            default_text="0: from the ratio", metavar="GB", at_least=0, at_most=MOST_GB,
         ),
     ] = 0.0  # fmt: skip
     hicache_host_memory_fraction: Annotated[

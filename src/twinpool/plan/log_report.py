@@ -17,8 +17,10 @@ def log_text(boots: tuple[LogOutcome, ...]) -> str:
 def _boot(boot: LogOutcome, number: int, count: int) -> str:
     """One boot; rows that are equal on every rank are not repeated for each."""
     head = f"Boot {number} of {count}, {len(boot.ranks)} rank{'s' * (len(boot.ranks) > 1)} in the log; {boot.explains} explains it best"
-    token = "not in the log" if boot.kv_bytes_per_token is None else f"{boot.kv_bytes_per_token:,} bytes"
-    constants = f"  read off the log: a slot of {format_bytes(boot.slot_bytes)}, a token of {token}"
+    token = (
+        "; it has no KV size" if boot.kv_bytes_per_token is None else f", a token of {boot.kv_bytes_per_token:,} bytes"
+    )
+    constants = f"  read off the log: a slot of {format_bytes(boot.slot_bytes)}{token}"
     rows = [(check.rank, check.what, check.logged, check.ours, check.verdict, check.note) for check in boot.checks]
     table = table_text(("rank", "line", "logged", "ours", "", ""), rows, right=(2, 3))
     equal = sum(check.verdict == EQUAL for check in boot.checks)

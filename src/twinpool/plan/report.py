@@ -58,7 +58,7 @@ def heading(sizing: Sizing) -> str:
     ]
     if te is not None:
         lines.append(
-            f"  so a slot is worth {te:,.1f} tokens, and a running request is charged {request.slots_per_request} slots"
+            f"  so a slot is worth {te:,.1f} tokens, and a running request is charged {count(request.slots_per_request, 'slot')}"
         )
     if sizing.machine.note:
         lines.append(f"  weights: {sizing.machine.note}")

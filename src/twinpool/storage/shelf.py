@@ -56,9 +56,8 @@ class Shelf(ABC):
     def __init__(self, *, limit_bytes: int, fingerprint: Fingerprint) -> None:
         _check_limit(limit_bytes, fingerprint)
         self.limit_bytes, self.fingerprint = limit_bytes, fingerprint
-        self._lock = (
-            threading.Lock()
-        )  # of the index and the counts; never held while bytes are read, written or removed
+        # Of the index and the counts; never held while bytes are read, written or removed.
+        self._lock = threading.Lock()
         self._index = Index()
         self._counts: Counter[str] = Counter()
         self._reserved_bytes = 0  # of what is being written
