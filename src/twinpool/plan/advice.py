@@ -178,7 +178,7 @@ def _split(workload: Workload, sizing: Sizing) -> Iterator[Step]:
     # The fraction is written out: its default moves with the number of requests.
     tried = changed(
         sizing, max_mamba_cache_size=pin.slots, mamba_full_memory_ratio=None, max_running_requests=running,
-        mem_fraction_static=sizing.resolved.mem_fraction_static,
+        mem_fraction_static=sizing.fraction_to_write,
     )  # fmt: skip
     yield Step(
         title=f"--max-mamba-cache-size {pin.slots} --max-running-requests {running}",

@@ -241,15 +241,12 @@ def _sizing(model: PlannedModel, memory: _Memory, flags: Deployment, rules: Engi
     plain = flags
     if not model.config:  # numbers by hand are of one rank
         plain = replace(flags, tp_size=flags.attention_dp, pp_size=1, ep_size=1, dcp_size=1)
-    if memory.missing:
-        plain = replace(plain, mem_fraction_static=1.0)
     machine = Machine(
         name="the log's device", device=None, ranks=flags.tp_size * flags.pp_size,
         pre_load_bytes=round(memory.before_gib * GIB), available_bytes=round(memory.after_gib * GIB), weights=None,
-        note="as the log measured them",
+        note="as the log measured them", pools_only=bool(memory.missing),
     )  # fmt: skip
-    sizing = size(model, machine, plain, rules)
-    return replace(sizing, flags=flags) if memory.missing else sizing
+    return size(model, machine, plain, rules)
 
 
 def _pools_gib(facts: BootFacts) -> float:

@@ -23,7 +23,8 @@ class Machine:
     """name; device: None when only sizes are known; ranks: devices of one replica.
 
     pre_load_bytes, available_bytes: free on one rank before and after the weights. weights: None when the memory after
-    them was given. note: how weights were found.
+    them was given. note: how weights were found. pools_only: all of it is for the two pools, without weights and slack, so
+    that no fraction of it is one that a launch line could have.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Machine:
     available_bytes: int
     weights: WeightEstimate | None
     note: str = ""
+    pools_only: bool = False
 
 
 def find_machine(model: PlannedModel, flags: Deployment, options: MachineOptions) -> Machine:
@@ -126,6 +128,7 @@ def _pools_only(model: PlannedModel, flags: Deployment, options: MachineOptions,
     return Machine(
         name=device.name if device else "the device", device=device, ranks=ranks, pre_load_bytes=memory,
         available_bytes=memory, weights=weights, note="not charged: --pool-memory is for both pools alone",
+        pools_only=True,
     )  # fmt: skip
 
 

@@ -120,7 +120,7 @@ def _chosen(setting: Setting, final: Sizing) -> dict[str, Value]:
     return {
         "max_mamba_cache_size": setting.pin.slots,
         "max_running_requests": asked_running(setting.workload, final),
-        "mem_fraction_static": final.resolved.mem_fraction_static,
+        "mem_fraction_static": final.fraction_to_write,
         "mamba_full_memory_ratio": None,  # the pin beats it
     }
 

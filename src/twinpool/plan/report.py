@@ -39,8 +39,18 @@ def report_text(outcome: Outcome) -> str:
     blocks += [_bullets("Flags that were not understood", outcome.line.unknown)]
     # A line that is refused is not worth pasting, unless advice has changed it.
     if outcome.launch_flags and (outcome.sizing.ledger is not None or outcome.advice is not None):
-        blocks.append("Flags to paste\n  " + " ".join(outcome.launch_flags))
+        machine, flags = outcome.sizing.machine, outcome.sizing.flags
+        unknown = machine.pools_only and flags.mem_fraction_static is None
+        head = flags_head(machine.available_bytes if unknown else None)
+        blocks.append(f"{head}\n  " + " ".join(outcome.launch_flags))
     return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def flags_head(pool_bytes: int | None) -> str:
+    """Over flags to paste. pool_bytes: of both pools, where only they are known and so no --mem-fraction-static."""
+    if pool_bytes is None:
+        return "Flags to paste"
+    return f"Flags to paste (beside a --mem-fraction-static that leaves the pools {format_bytes(pool_bytes)})"
 
 
 def heading(sizing: Sizing) -> str:

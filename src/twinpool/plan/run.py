@@ -39,10 +39,8 @@ def planned_model(command: Command) -> PlannedModel:
 def sizing_of(command: Command) -> Sizing:
     """The plan of a command's model, machine and flags. Raises ConfigError or ModelError."""
     model, flags = planned_model(command), command.flags
-    if command.options.pool_memory is not None:
-        if flags.mem_fraction_static is not None:
-            raise ConfigError("--pool-memory contradicts --mem-fraction-static: all of it is for the pools.")
-        flags = replace(flags, mem_fraction_static=1.0, given=flags.given | {"mem_fraction_static"})
+    if command.options.pool_memory is not None and flags.mem_fraction_static is not None:
+        raise ConfigError("--pool-memory contradicts --mem-fraction-static: all of it is for the pools.")
     return size(model, find_machine(model, flags, command.options), flags, command.rules)
 
 

@@ -41,6 +41,11 @@ class Sizing:
         return None if cell == 0 else (self.request.stage_slot_bytes + self.request.stage_extra_bytes) / cell
 
     @property
+    def fraction_to_write(self) -> float | None:
+        """--mem-fraction-static of a launch line that shall divide so, as its default moves with other flags; None: not known."""
+        return self.flags.mem_fraction_static if self.machine.pools_only else self.resolved.mem_fraction_static
+
+    @property
     def keeps_latents(self) -> bool:
         """Whether every attention layer keeps one latent a token (MLA) instead of keys and values."""
         return all(
@@ -76,6 +81,9 @@ def size(model: PlannedModel, machine: Machine, flags: Deployment, rules: Engine
     resolved = resolve(
         replace(flags, dp_size=_dp(flags, rules)), model.spec, DeviceFacts(_capacity_bytes(machine), kind), rules=rules
     )
+    if machine.pools_only:
+        origins = {**resolved.origins, "mem_fraction_static": "derived"}
+        resolved = replace(resolved, mem_fraction_static=1.0, origins=origins)
     keeps_drafts = not (flags.enable_linear_replayssm_spec or flags.disaggregation_mode == "prefill")
     request = memory_request(
         model.spec,

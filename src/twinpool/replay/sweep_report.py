@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from twinpool.plan.outcome import launch_flags
+from twinpool.plan.report import flags_head
 from twinpool.replay.cliff import HELD, Cliff
 from twinpool.replay.outcome import STATE_GAPS
 from twinpool.replay.sweep import Measured, Row, Sweep, label_of, value_text, values_text
@@ -16,7 +16,6 @@ from twinpool.reports.html import Section, html_page
 from twinpool.reports.jsonio import json_text
 from twinpool.reports.terminal import chart_text
 from twinpool.tables import Table
-from twinpool.units import format_bytes
 
 SCHEMA = "twinpool-replay-sweep/1"
 UNKNOWN_REUSE = (
@@ -35,7 +34,7 @@ def sweep_text(sweep: Sweep) -> str:
     parts += [chart_text(chart) for chart in charts(sweep)[:1]]
     parts += ["\n".join(_findings(sweep, choice))]
     if choice is not None:
-        parts.append("\n  ".join([_flags_head(sweep), *flags_of(choice, sweep)]))
+        parts.append("\n  ".join([flags_head(sweep.pool_bytes) + ":", *flags_of(choice)]))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -50,7 +49,9 @@ def sweep_page(sweep: Sweep) -> str:
         Section("Points", tables=tables),
     ]
     if choice is not None:
-        sections.insert(1, Section("Flags", paragraphs=[_flags_head(sweep), " ".join(flags_of(choice, sweep))]))
+        sections.insert(
+            1, Section("Flags", paragraphs=[flags_head(sweep.pool_bytes) + ":", " ".join(flags_of(choice))])
+        )
     if refused.rows:
         sections.append(Section("Refused by the engine", tables=[refused]))
     return html_page(f"{sweep.model} on {sweep.machine}: {sweep.trace} over {_axes(sweep)}", sections)
@@ -64,7 +65,7 @@ def sweep_json(sweep: Sweep) -> str:
         "calibration": sweep.calibration, "over": sweep.over.name if sweep.over else None, "notes": sweep.notes,
         "reuse_known": sweep.reuse_known, "points": [_point_object(row) for row in sweep.rows],
         "lines": [{"others": dict(line.others), "shape": line.shape} for line in lines_of(sweep)] if sweep.reuse_known else [],
-        "recommended": None if choice is None else _choice_object(choice, sweep),
+        "recommended": None if choice is None else _choice_object(choice),
     }  # fmt: skip
     return json_text(document)
 
@@ -76,26 +77,18 @@ def _point_object(row: Row) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _choice_object(choice: Choice, sweep: Sweep) -> dict[str, object]:
+def _choice_object(choice: Choice) -> dict[str, object]:
     return {
         "values": dict(choice.row.point.values), "margin_below": choice.below, "margin_above": choice.above,
-        "launch_flags": flags_of(choice, sweep),
+        "launch_flags": flags_of(choice),
     }  # fmt: skip
 
 
-def flags_of(choice: Choice, sweep: Sweep) -> tuple[str, ...]:
-    """The launch line's flags of the recommended point. --pool-memory stands for no fraction that one could paste."""
+def flags_of(choice: Choice) -> tuple[str, ...]:
+    """The launch line's flags of the recommended point."""
     sizing = choice.row.point.sizing
     assert sizing is not None
-    if sweep.pool_bytes is not None:
-        sizing = replace(sizing, flags=replace(sizing.flags, given=sizing.flags.given - {"mem_fraction_static"}))
     return launch_flags(sizing, None)
-
-
-def _flags_head(sweep: Sweep) -> str:
-    if sweep.pool_bytes is None:
-        return "Flags to paste:"
-    return f"Flags to paste (beside a --mem-fraction-static that leaves the pools {format_bytes(sweep.pool_bytes)}):"
 
 
 def _heading(sweep: Sweep) -> str:

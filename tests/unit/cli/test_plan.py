@@ -146,3 +146,4 @@ def test_golden_numbers_of_the_reference_by_pool_memory(
     code, out, err = run(monkeypatch, capsys, *argv)
     assert (code, err) == (0, "")
     assert f"State pool: {slots} slots; KV pool: {tokens:,} tokens; at most {running} requests run at once." in out
+    assert "Flags to paste (beside a --mem-fraction-static that leaves the pools " in out

@@ -197,3 +197,23 @@ def test_a_context_that_the_model_does_not_have_is_taken_from_the_log() -> None:
 def test_a_log_without_the_kv_size_says_what_its_plan_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     boot = outcome_of(VECTORS["GLM-5.3-Flash-MXFP4 TP4"], monkeypatch)
     assert "the log has no KV size: what is planned divides the memory of its states alone" in boot.notes
+
+
+def test_advice_on_a_log_without_free_memory_divides_all_that_its_pools_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No share of the pools is slack, and what fraction of the device they were is not known, so none is pasted."""
+    vector = VECTORS["Qwen3.6-27B-FP8"]
+    monkeypatch.setattr(log_plan, "find_model", lambda _: model_of(vector))
+    asked = ["--boot-log", "-", "--running", "16", "--tokens-per-request", "20000", "--idle-sessions", "50"]
+    (boot,) = plan_log(read_command(asked, usage=""), log_of(vector))
+    outcome = boot.outcome
+    assert outcome.advice is not None
+    assert outcome.advice.final.ledger is not None
+    assert outcome.advice.final.ledger.line("slack").bytes == 0
+    assert outcome.advice.setting is not None
+    pin = outcome.advice.setting.pin
+    pools_bytes = (pin.slots + 1) * (vector["conv_bytes_slot"] + vector["ssm_bytes_slot"]) + pin.tokens * vector[
+        "kv_bytes_token"
+    ]
+    assert outcome.sizing.machine.available_bytes - pools_bytes < vector["kv_bytes_token"] + vector["ssm_bytes_slot"]
+    assert "--max-mamba-cache-size 77" in outcome.launch_flags
+    assert not any("--mem-fraction-static" in flag for flag in outcome.launch_flags)

@@ -222,7 +222,7 @@ def test_a_sweep_over_sizes_finds_where_the_host_becomes_too_small() -> None:
     assert "what runs out is host memory" in sweep_text(sweep)
     choice = choice_of(sweep)
     assert choice is not None
-    assert "--hicache-size 32.0" in flags_of(choice, sweep)
+    assert "--hicache-size 32.0" in flags_of(choice)
 
 
 def test_a_sweep_over_splits_has_shares_on_a_line_and_auto_beside_it() -> None:
