@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -69,6 +70,7 @@ class SamplingParams:
             ("n", 1 <= self.n <= 128, "must be between 1 and 128"),
             ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 20, "must be between 0 and 20"),
             ("stop", all(self.stop) and len(self.stop) <= 16, "must be at most 16 non-empty strings"),
+            ("logit_bias", all(math.isfinite(bias) for _, bias in self.logit_bias), "must be finite numbers"),
         )
         for name, fine, rule in checks:
             if not fine:

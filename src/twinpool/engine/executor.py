@@ -88,9 +88,7 @@ class TorchExecutor:
             return
         for rid in told.plan.left:
             self._last.forget(rid)
-        restore = self._obey_all(told.orders, forward_follows=True)
-        step = pack(told.plan, self._last, restore)
-        self._run_forward(replace(step, sample_at=step.sample_at[:0]), restore)
+        self._run_forward(told.plan, self._obey_all(told.orders, forward_follows=True), samples=False)
 
     def close(self) -> None:
         """Wait for what was submitted, then end the thread."""
@@ -136,10 +134,9 @@ class TorchExecutor:
         for rid in plan.left:
             self._states.pop(rid, None)
             self._last.forget(rid)
-        for joined in plan.joined:
-            self._states[joined.rid] = RowState.of(joined)
+        # Before anything that can fail for another reason: the cache counts on them, whatever becomes of the rows.
         restore = self._obey_all(self._tell(plan.orders, plan), forward_follows=True)
-        logits = self._run_forward(pack(plan, self._last, restore), restore)
+        logits = self._run_forward(plan, restore)
         save_s, load_s = self._save_s, self._load_s
         self._save_s = self._load_s = 0.0
         outcomes = self._sample(plan, logits)
@@ -153,9 +150,14 @@ class TorchExecutor:
             load_s=load_s,
         )
 
-    def _run_forward(self, step: PackedStep, restore: Restore | None) -> torch.Tensor:
+    def _run_forward(self, plan: StepPlan, restore: Restore | None, *, samples: bool = True) -> torch.Tensor:
         """The model, beside what still comes back from the host, all of which is there when this returns or raises."""
         try:
+            for joined in plan.joined:
+                self._states[joined.rid] = RowState.of(joined)
+            step = pack(plan, self._last, restore)
+            if not samples:
+                step = replace(step, sample_at=step.sample_at[:0])
             with torch.inference_mode():
                 return self._forward(step)
         finally:

@@ -151,6 +151,8 @@ def test_wrong_prompts_are_refused() -> None:
         engine.add([], SamplingParams())
     with pytest.raises(BadRequest, match="stop_token_ids"):
         engine.add([1], SamplingParams(stop_token_ids=(VOCAB,)))
+    with pytest.raises(BadRequest, match="logit_bias"):
+        engine.add([1], SamplingParams(logit_bias=((1, float("nan")),)))
     assert not engine.has_work
 
 

@@ -16,7 +16,7 @@ from twinpool.models.attention.spec import GqaSpec
 from twinpool.models.shapes import StateShapes
 from twinpool.models.step_batch import PackedStep
 from twinpool.request import SamplingParams
-from twinpool.step import Freed, Joined, Row, SlotOrder, StepPlan
+from twinpool.step import Freed, HostCopy, Joined, Row, SlotOrder, StepPlan
 
 VOCAB = 16
 PAGES = np.arange(1, 9, dtype=np.int32)
@@ -128,6 +128,23 @@ def test_what_a_step_raises_surfaces_in_its_handle_and_the_next_step_runs(run: C
     with pytest.raises(RuntimeError, match="no such kernel"):
         broken.result()
     assert fine.result().tokens[0] == 5
+
+
+def test_orders_are_obeyed_whatever_becomes_of_the_rows(run: Callable[..., TorchExecutor]) -> None:
+    host = HostArena(total_bytes=64, page_bytes=16, slot_bytes=16)
+    memory = make_memory(host)
+    memory.states[0].ssm[2] = 7.0
+    executor = run(memory=memory)
+    (host_slot,) = host.alloc(pages=0, slots=1)[1].tolist()
+    nothing = np.array([], np.int32)
+    saves = HostCopy(True, nothing, nothing, slot=2, host_slot=host_slot)
+    with pytest.raises(ValueError, match="could not convert"):
+        executor.submit(StepPlan(1, (prefill(1, 3),), (saves,), joined=(joined(1, logit_bias=((5, "x"),)),))).result()
+    with pytest.raises(KeyError):  # a decode row of nobody
+        executor.submit(StepPlan(2, (decode(9, 1),), (SlotOrder(dst=2),))).result()
+    loads = HostCopy(False, nothing, nothing, slot=3, host_slot=host_slot)
+    executor.submit(StepPlan(3, (prefill(2, 4),), (loads,), joined=(joined(2),))).result()
+    assert memory.states[0].ssm[2:, 0].tolist() == [0.0, 7.0]
 
 
 def test_requests_that_left_are_forgotten_and_may_join_again(run: Callable[..., TorchExecutor]) -> None:
