@@ -33,9 +33,8 @@ class RankSegments:
     def __init__(self, ranks: int, put: Store) -> None:
         self._put = put
         self._orders: deque[StoreCopy] = deque()
-        self._parts: list[deque[StorePart]] = [
-            deque() for _ in range(ranks)
-        ]  # of each rank, in the order of the orders
+        # Of each rank, in the order of the orders.
+        self._parts: list[deque[StorePart]] = [deque() for _ in range(ranks)]
         self._lock = threading.Lock()
 
     def ours(self, order: StoreCopy, kv: memoryview, state: memoryview) -> None:

@@ -12,7 +12,6 @@ from twinpool.memory.budget import plan_memory
 from twinpool.memory.inputs import attention_ranks, memory_request
 from twinpool.memory.ledger import Ledger, MemoryRequest
 from twinpool.memory.split import Split, split_with
-from twinpool.models.attention.spec import DsaSpec, MlaSpec
 from twinpool.models.gdn.spec import GdnSpec
 from twinpool.models.kda.spec import KdaSpec
 from twinpool.models.shapes import item_bytes
@@ -44,15 +43,6 @@ class Sizing:
     def fraction_to_write(self) -> float | None:
         """--mem-fraction-static of a launch line that shall divide so, as its default moves with other flags; None: not known."""
         return self.flags.mem_fraction_static if self.machine.pools_only else self.resolved.mem_fraction_static
-
-    @property
-    def keeps_latents(self) -> bool:
-        """Whether every attention layer keeps one latent a token (MLA) instead of keys and values."""
-        return all(
-            isinstance(layer.attention, MlaSpec | DsaSpec)
-            for layer in self.model.spec.layers
-            if layer.attention is not None
-        )
 
     @property
     def draft_kv_bytes_per_token(self) -> int:

@@ -90,7 +90,3 @@ class Trace:
         """Every request, session by session."""
         for session in self.sessions:
             yield from session.requests
-
-    def covered_tokens(self, request: TraceRequest) -> int:
-        """Prompt tokens that the request's block ids name; the rest is a tail that no id covers."""
-        return min(len(request.blocks) * (self.block_size or 0), request.input_tokens)

@@ -37,7 +37,6 @@ def test_agent_sessions_and_sub_agents() -> None:
     assert [request.api_time_s for request in parent.requests] == [2.0, None, 1.0]
     assert [request.blocks.tolist() for request in parent.requests] == [[1, 2], [1, 2, 3, 4], [1, 2, 5]]
     assert [request.arrival_s for request in child.requests] == [6.0, 8.0]
-    assert [trace.covered_tokens(request) for request in parent.requests] == [128, 256, 192]
     assert "friendlier to caches" in trace.notes[0]
 
 
@@ -54,7 +53,7 @@ def test_mooncake() -> None:
     assert [session.id for session in trace.sessions] == [f"mooncake.jsonl:{line}" for line in (1, 2, 3, 4)]
     requests = list(trace.requests())
     assert [request.arrival_s for request in requests] == [0.0, 0.5, 1.5, 2.0]
-    assert [trace.covered_tokens(request) for request in requests] == [1024, 1100, 1100, 700]
+    assert [len(request.blocks) for request in requests] == [2, 3, 3, 2]
     assert {request.think_s for request in requests} == {None}
 
 
