@@ -68,7 +68,16 @@ SOURCES: dict[str, Source] = {
 # Frequencies of the others, 'dynamic' and 'longrope', change with the length of the sequence, which a table made at boot cannot follow.
 _ROPES = ("default", "linear", "yarn", "llama3", "proportional")
 # What transformers' code raises of values in config.json that it did not check.
-_OF_VALUES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+_OF_VALUES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    StopIteration,
+    TypeError,
+    ValueError,
+)
 # A model is made under its dtype as torch's default, which is that of the whole process.
 _LOADING = threading.Lock()
 
@@ -220,6 +229,8 @@ def _text_config(config_class: Any, config_json: Mapping[str, Any], folder: Path
         text |= {"tie_word_embeddings": said[0]} if said else {}
     try:
         config = config_class(**json.loads(json.dumps(text), object_hook=_plain_float))
+        for field in fields(config):  # what came under another name of a key has not been checked yet
+            setattr(config, field.name, getattr(config, field.name))
     except (*_OF_VALUES, StrictDataclassError) as error:
         raise ModelError(f"{folder / 'config.json'} is not a {config_class.__name__}: {_one_line(error)}.") from error
     _check_nulls(config)

@@ -163,6 +163,14 @@ class Mlp(nn.Module):
         return squared_relu(opened) if self.squared_relu else gated_product(opened, self.limit)
 
 
+def check_width(what: str, *, heads: int, head_dim: int, columns: int) -> None:
+    """Raise ModelError unless `heads` heads are as wide as the weights of theirs that config.json makes by its other keys."""
+    if not isinstance(head_dim, int) or heads * head_dim != columns:
+        raise ModelError(
+            f"config.json says {heads} {what} heads of {head_dim!r} and makes {columns} columns of them, which must agree."
+        )
+
+
 def gated_product(gate_up: torch.Tensor, limit: float = math.inf) -> torch.Tensor:
     """silu(min(gate, limit)) * clamp(up, -limit, limit) of [T, 2 n], gate first; [T, n]."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2

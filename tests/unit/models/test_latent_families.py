@@ -49,6 +49,20 @@ def test_keys_that_transformers_leaves_out_are_refused(
         load_model(folder, dtype="float32", context_len=8)
 
 
+@pytest.mark.parametrize(
+    "change", [{"num_experts_per_token": "auto"}, {"num_expert_group": [1]}, {"moe_renormalize": "x"}]
+)
+def test_a_wrong_value_under_another_name_of_its_key_is_one_sentence(
+    change: dict[str, object], cache_dir: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "a"
+    shutil.copytree(tiny_checkpoint("kimi", cache_dir), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ModelError, match=r"config\.json is not a KimiLinearConfig: "):
+        load_model(folder, dtype="float32")
+
+
 def test_a_full_gate_is_refused(cache_dir: Path, tmp_path: Path) -> None:
     linear = {
         "use_full_rank_gate": True,

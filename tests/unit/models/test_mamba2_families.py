@@ -64,6 +64,10 @@ def with_config(folder: Path, to: Path, change: dict[str, Any]) -> Path:
         ("zamba", {"use_long_context": True}, "use_long_context=True; only False runs here"),
         ("zamba", {"use_conv_bias": False}, "use_conv_bias=False; only True runs here"),
         ("zamba", {"tie_word_embeddings": False}, "tie_word_embeddings=False"),
+        ("zamba", {"mamba_headdim": 4}, "8 Mamba heads of 4 and makes 64 columns of them, which must agree"),
+        ("zamba", {"mamba_headdim": "x"}, "8 Mamba heads of 'x'"),
+        ("zamba", {"attention_head_dim": 8}, "attention_head_dim=8; by its other keys it is 16"),
+        ("zamba", {"num_mem_blocks": -1}, "makes no Zamba2ForCausalLM"),
         ("zamba", {"hybrid_layer_ids": [0, 3, 5]}, r"hybrid_layer_ids=\[0, 3, 5\] .* hybrid ones at \[1, 3, 5\]"),
     ],
 )

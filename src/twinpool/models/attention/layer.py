@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from twinpool.models.attention.ops import AttentionKernel, AttentionShape, attend
-from twinpool.models.blocks import Linear, adopt_linear
+from twinpool.models.blocks import Linear, adopt_linear, check_width
 from twinpool.models.bound import Step
 
 
@@ -51,9 +51,12 @@ def adopt_attention(
     """Our mixer with the weights of a transformers attention: q_proj, k_proj, v_proj and `out_proj`, with biases if they have.
 
     `layer` counts attention layers; table: float32 [positions, rotary], cos then sin; gated: q_proj gives query and gate of each
-    head; scale: factor on the scores, module.scaling by default.
+    head; scale: factor on the scores, module.scaling by default. Raises ModelError for heads that are not as wide as the layer.
     """
     config, inputs = module.config, (module.q_proj, module.k_proj, module.v_proj)
+    check_width(
+        "attention", heads=config.num_attention_heads, head_dim=module.head_dim, columns=out_proj.weight.shape[1]
+    )
     shape = AttentionShape(
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,

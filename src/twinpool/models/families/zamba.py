@@ -169,6 +169,10 @@ def check(config: Any) -> None:
             f"config.json says hybrid_layer_ids={config.hybrid_layer_ids} and num_hidden_layers={config.num_hidden_layers}; "
             f"layers_block_type has {len(config.layers_block_type)} layers, with hybrid ones at {hybrid}."
         )
+    width, heads = 2 * config.hidden_size, config.num_attention_heads
+    for key, value in {"attention_hidden_size": width, "attention_head_dim": width // heads}.items():
+        if getattr(config, key) != value:
+            raise ModelError(f"config.json says {key}={getattr(config, key)}; by its other keys it is {value}.")
     if not config.tie_word_embeddings:
         raise ModelError("config.json says tie_word_embeddings=False, which in this architecture would share nothing.")
 

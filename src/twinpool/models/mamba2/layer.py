@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from twinpool.models.blocks import Linear, adopt_linear
+from twinpool.models.blocks import Linear, adopt_linear, check_width
 from twinpool.models.bound import Step
 from twinpool.models.group import Rms
 from twinpool.models.mamba2.ops import Mamba2Kernel, Mamba2Shape, mix
@@ -51,9 +51,10 @@ def adopt_mamba2(module: Any, *, layer: int, factors: torch.Tensor | None = None
     """Our mixer with the weights of a transformers Mamba2 (Granite 4, Nemotron-H, Falcon-H1, Bamba, Zamba2).
 
     All name their parts alike; only Falcon-H1 may have no norm, or one before the gate, and factors, one a column of in_proj.
-    `layer` counts linear layers.
+    `layer` counts linear layers. Raises ModelError for heads that are not as wide as the layer.
     """
     norm = None if isinstance(module.norm, nn.Identity) else module.norm
+    check_width("Mamba", heads=module.num_heads, head_dim=module.head_dim, columns=module.out_proj.weight.shape[1])
     shape = Mamba2Shape(
         heads=module.num_heads,
         head_dim=module.head_dim,
