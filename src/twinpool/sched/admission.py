@@ -26,11 +26,12 @@ def check_can_ever_fit(book: Book, request: Request) -> None:
     shape = book.shape
     asked = request.prompt_len + request.params.max_tokens
     if asked > shape.context_len:
+        left_tokens = shape.context_len - request.prompt_len
+        fewer = f" or ask for at most {left_tokens} tokens" if left_tokens > 0 else ""
         raise BadRequest(
             f"the prompt has {request.prompt_len} tokens and max_tokens is {request.params.max_tokens}, {asked} in all, but the "
-            f"context is {shape.context_len} tokens: shorten the prompt or ask for at most "
-            f"{max(0, shape.context_len - request.prompt_len)} tokens (server flag --context-length).",
-            field="max_tokens" if request.prompt_len < shape.context_len else "prompt",
+            f"context is {shape.context_len} tokens: shorten the prompt{fewer} (server flag --context-length).",
+            field="max_tokens" if left_tokens > 0 else "prompt",
         )
     capacity_tokens = book.pages.count * shape.page_size
     if request.prompt_len + 1 > capacity_tokens:

@@ -168,6 +168,8 @@ def test_what_can_never_fit_is_refused_at_once() -> None:
         world.scheduler.add(world.request(0, [1] * 20, 1))
     with pytest.raises(BadRequest, match=r"the context is 64 tokens: .* at most 60 tokens"):
         world.scheduler.add(world.request(1, [1] * 4, 61))
+    with pytest.raises(BadRequest, match=r"the context is 64 tokens: shorten the prompt \(server flag"):
+        world.scheduler.add(world.request(2, [1] * 64, 1))
     assert not world.scheduler.has_work
 
 
