@@ -30,7 +30,7 @@ from twinpool.memory.host_budget import host_arena
 from twinpool.memory.inputs import memory_request
 from twinpool.memory.ledger import Ledger
 from twinpool.models.adopt import SOURCES
-from twinpool.models.native import set_threads, use_native
+from twinpool.models.native import native, set_threads, use_native
 from twinpool.models.spec import ModelSpec
 from twinpool.wiring import build_scheduler
 
@@ -56,6 +56,10 @@ def boot_engine(options: ServeOptions, *, poison_freed: bool = False, clock: Clo
     if resolved.kv_cache_dtype == "fp8_e4m3" and spec.n_attention_layers:
         log.warning(
             "Keys and values are kept in fp8_e4m3 without scales (1.0 for all of them): compare answers on your own tasks."
+        )
+    if native is None:
+        log.warning(
+            "The compiled kernels are not there, so torch does their work, slowly: install a C++ compiler, then twinpool again."
         )
     tokenizer = _load_tokenizer(resolved, folder)
     ranks = Ranks(resolved.tp_size) if resolved.tp_size > 1 else None

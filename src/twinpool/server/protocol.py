@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from twinpool.errors import BadRequest
 from twinpool.request import SamplingParams
 from twinpool.server.http_errors import BodyTooLarge
+from twinpool.units import count
 
 MAX_BODY_BYTES = 16 << 20
 _INLINE_BYTES = 64 << 10
@@ -116,6 +117,8 @@ def _bad_request(error: ValidationError, model: type[Body]) -> BadRequest:
         return BadRequest(f"{path} is required.", field=path)
     if first["type"] == "value_error":
         reason = str(first["ctx"]["error"])
+    elif first["type"] == "too_short":
+        reason = f"it must have at least {count(first['ctx']['min_length'], 'item')}"
     else:
         reason = first["msg"][0].lower() + first["msg"][1:] + f", not {_show(first['input'])}"
     return BadRequest(f"{path}: {reason}." if path else f"{reason}.", field=path or None)

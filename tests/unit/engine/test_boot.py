@@ -13,6 +13,7 @@ import torch
 from tests.tiny_models import tiny_checkpoint
 from twinpool import bootlog
 from twinpool.config.flags import options_from_keywords
+from twinpool.engine import boot as booting
 from twinpool.engine import rank
 from twinpool.engine.boot import boot_engine
 from twinpool.engine.core import Engine
@@ -137,3 +138,11 @@ def test_a_dtype_of_the_cache_that_the_device_lacks(tiny: Path, monkeypatch: pyt
         "use --kv-cache-dtype float32, with 4 bytes an element instead of 1."
     )
     boot(tiny, kv_cache_dtype="bfloat16").close()
+
+
+def test_a_boot_without_compiled_kernels_says_so(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(booting, "native", None)
+    boot(tiny).close()
+    assert caplog.messages[0].startswith("The compiled kernels are not there, so torch does their work, slowly: ")

@@ -45,7 +45,7 @@ def test_bad_json(client: TestClient, path: str, raw: bytes, says: str) -> None:
     [
         (CHAT, {"messages": MESSAGES, "temprature": 1}, "temprature", "did you mean temperature?"),
         (CHAT, {}, "messages", "messages is required"),
-        (CHAT, {"messages": []}, "messages", "at least 1 item"),
+        (CHAT, {"messages": []}, "messages", "messages: it must have at least 1 item."),
         (CHAT, {"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role", "robot"),
         (CHAT, {"messages": [{"role": "user", "content": IMAGE}]}, "messages[0].content", "'image_url'"),
         (CHAT, {"messages": [{"role": "user", "content": 7}]}, "messages[0].content", "not a number"),
