@@ -86,7 +86,8 @@ def left_bytes(resolved: Resolved, *, pre_load_bytes: int, weight_bytes: int) ->
 
 
 def forward_of(model: AdoptedModel, memory: Memory) -> Forward:
-    """The model over its memory, as the executor calls it."""
+    """The model over its memory, as the executor calls it. Raises ModelError for pages that are not the model's."""
+    model.check_pages(memory)
     device = memory.buffer.device
 
     def forward(step: PackedStep) -> torch.Tensor:

@@ -24,6 +24,8 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
 from twinpool.errors import ModelError
+from twinpool.models.attention.latent import LatentKernel, LatentShape
+from twinpool.models.attention.ops import AttentionKernel
 from twinpool.models.blocks import Linear
 from twinpool.models.bound import BoundMemory, Step
 from twinpool.models.config_file import read_config
@@ -134,6 +136,21 @@ class AdoptedModel:
         for mixer in (module for module in self.module.modules() if hasattr(module, "select_over_ranks")):
             mixer.select_over_ranks(group.total)
         self._sharing = None
+
+    def check_pages(self, memory: MemoryViews) -> None:
+        """Raise ModelError unless pages have the heads that the model writes: the planner reads config.json by itself."""
+        for module in self.module.modules():
+            kernel, layer = getattr(module, "kernel", None), getattr(module, "layer", None)
+            if layer is None or not isinstance(kernel, AttentionKernel | LatentKernel):
+                continue
+            shape = kernel.shape
+            own = (1, shape.width) if isinstance(shape, LatentShape) else (shape.kv_heads, shape.dim)
+            heads, width = memory.kv[layer].keys.shape[2:]
+            if (heads, width) != own:
+                raise ModelError(
+                    f"config.json gives attention {own[0]} key heads of {own[1]} in transformers' model, and pages {heads} of "
+                    f"{width}; say num_key_value_heads and head_dim, and no other width of heads."
+                )
 
     def forward(
         self, input_ids: torch.Tensor, step: StepBatch, memory: MemoryViews, sample_at: torch.Tensor

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from tests.conftest import MIXERS
 from tests.reference.packed import Bench
 from tests.tiny_models import FAMILIES, VOCAB, tiny_checkpoint
+from twinpool import LLM
 from twinpool.errors import ModelError
 from twinpool.models.adopt import load_model
 
@@ -139,3 +140,20 @@ def test_parts_that_do_not_fit_together_are_named(
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=rf"hold {what} of \[.*\] in \S+ and of \[.*\] in \S+, which must be alike"):
         load_model(folder, dtype="float32", context_len=8)
+
+
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [
+        ("granite", {"attention_head_dim": 64}),
+        ("bamba", {"attention_head_dim": 4}),
+        ("jamba", {"attention_head_dim": 16}),
+    ],
+)
+def test_pages_are_those_of_the_model(family: str, change: dict[str, int], cache_dir: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    shutil.copytree(tiny_checkpoint(family, cache_dir), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ModelError, match=r"2 key heads of 8 in transformers' model, and pages 2 of \d+;"):
+        LLM(str(folder), device_memory="64MiB")
