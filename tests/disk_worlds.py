@@ -67,6 +67,12 @@ class FakeStorage:
                 missing = missing[: self.dice.randrange(len(missing))]
             self.waiting[rid] = (self.dice.randint(0, self.most_polls), missing)
 
+    def wanted(self, rid: int) -> int | None:
+        if rid not in self.waiting:
+            return None
+        _, missing = self.waiting[rid]
+        return missing[-1].end if missing else 0
+
     def poll(self, rid: int) -> list[StoredSegment] | None:
         if rid not in self.waiting:
             return []

@@ -55,7 +55,18 @@ def has_been_fetched(book: Book, request: Request) -> bool:
         start = in_memory_tokens(book.tree, request)
         fetched = Fetched(start, adopt_stored(book.tree, request.key(request.n_tokens), segments))
     book.fetched[request.rid] = fetched
+    if fetched.end:
+        _end_needless_reads(book)
     return True
+
+
+def _end_needless_reads(book: Book) -> None:
+    """What was read for one request may be all that others wait for, as when one prompt is asked for several answers."""
+    assert book.storage is not None
+    for request in book.waiting:
+        wanted = book.storage.wanted(request.rid)
+        if wanted is not None and in_memory_tokens(book.tree, request) >= wanted:
+            book.storage.forget(request.rid)
 
 
 def in_memory_tokens(tree: PrefixTree, request: Request) -> int:

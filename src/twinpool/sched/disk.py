@@ -61,9 +61,12 @@ class Prefetcher(Protocol):
 
 @dataclass(slots=True)
 class _Waiting:
-    """A request's chain being read; segments that device and host have already are not in it. until_s: when it is waited for no more."""
+    """A request's chain being read; segments that device and host have already are not in it. end: of it, tokens; until_s: when it is
+    waited for no more.
+    """
 
     fetch: Fetch
+    end: int
     until_s: float
 
 
@@ -109,12 +112,17 @@ class StorageTier:
         if not chain or chain[-1].end - in_memory_tokens < self.threshold_tokens:
             return
         missing = [info for info in chain if info.end > in_memory_tokens]
-        self._waiting[rid] = _Waiting(self._prefetcher.start(missing), self._until_s(missing))
+        self._waiting[rid] = _Waiting(self._prefetcher.start(missing), missing[-1].end, self._until_s(missing))
 
     def _until_s(self, infos: Sequence[SegmentInfo]) -> float:
         if self._policy == "wait_complete":
             return math.inf
         return self._clock.now_s() + (longest_wait_s(infos) if self._policy == "timeout" else 0.0)
+
+    def wanted(self, rid: int) -> int | None:
+        """How far a request's prefix is being read (tokens); None: nothing is read for it."""
+        waiting = self._waiting.get(rid)
+        return None if waiting is None else waiting.end
 
     def poll(self, rid: int) -> Sequence[StoredSegment] | None:
         """What was read; None: still reading, and the policy says wait."""

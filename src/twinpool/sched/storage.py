@@ -34,6 +34,10 @@ class Storage(Protocol):
         """What was read, in order; empty when there is nothing; None: wait for it. Answers once, then the request is forgotten."""
         ...
 
+    def wanted(self, rid: int) -> int | None:
+        """How far a request's prefix is being read (tokens); None: nothing is read for it, or not any more."""
+        ...
+
     def lost(self) -> Sequence[Lost]:
         """What was found out to be missing since the last call."""
         ...

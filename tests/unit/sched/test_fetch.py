@@ -113,6 +113,23 @@ def test_two_of_one_prefix_are_filled_and_restored_once(gate: Gate) -> None:
     assert (totals.filled_tokens, totals.loaded_tokens) == (9, 9)
 
 
+def test_nobody_waits_for_what_was_read_for_another(gate: Gate) -> None:
+    world = boot(gate)
+    gate.open.add(1)
+    pair = [turn(world, 1), turn(world, 2)]
+    further = world.request(3, [9, 9, 9, 9], 1, ignore_eos=True)
+    world.scheduler.add(further)
+    gate.waiting[3] = (0, [gate.chain(pair[0].tokens)[-1]])  # its own prefix, which nobody else brings
+    for request in pair:
+        world.scheduler.add(request)
+    for _ in range(30):
+        world.loop.step()
+    check(*pair)
+    assert [request.reuse.reused for request in pair] == [9, 9]
+    assert set(gate.waiting) == {3}
+    assert gate.read_tokens == 9
+
+
 def test_only_what_the_host_lacked_counts_as_from_the_disk(gate: Gate) -> None:
     """Memory has the first turn; the disk brings the second."""
     longer = turn(first := boot(gate), 1)
