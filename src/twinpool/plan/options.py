@@ -105,7 +105,7 @@ class OutputOptions:
     boot_log: Annotated[
         str | None, Flag("Read the numbers off a boot log and check them; - is standard input.", metavar="FILE")
     ] = None
-    json: Annotated[bool, Flag("Print JSON (docs/plan.md) instead of tables.")] = False
+    json: Annotated[bool, Flag("Print JSON (docs/plan-json.md) instead of tables.")] = False
     list_models: Annotated[bool, Flag("List the built-in shapes.")] = False
     list_gpus: Annotated[bool, Flag("List the devices.")] = False
 

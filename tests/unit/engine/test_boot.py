@@ -30,7 +30,10 @@ def boot(folder: Path, **options: object) -> Engine:
     return boot_engine(options_from_keywords({"model_path": str(folder), "device_memory": "64MiB", **options}))
 
 
-def test_the_boot_log_has_every_line_in_order(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_boot_log_has_every_line_in_order(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(booting, "native", "there")  # or a line says that nothing is compiled here
     with caplog.at_level(logging.INFO, "twinpool.engine"):
         engine = boot(tiny)
     engine.close()
