@@ -19,6 +19,7 @@ log = logging.getLogger("twinpool.server")
 
 _BACKLOG = 2048
 _STOP_WAIT_S = 1.0
+_ATTEMPT = " (while attempting"  # create_server names the address after its reason
 
 
 def run_until_stopped(*, app: FastAPI, bridge: Bridge, host: str, port: int) -> None:
@@ -41,7 +42,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError(
-            f"{host}:{port} cannot be listened on ({reason}): choose another with --host and --port."
+            f"{host}:{port} cannot be listened on ({reason.partition(_ATTEMPT)[0]}): choose another with --host and --port."
         ) from error
     # Connections inherit it. asyncio sets it only on sockets made with an explicit protocol number, which this one is
     # not, and without it a reply's second write waits 40 ms for the client's delayed acknowledgement.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
 import subprocess
 import sys
 
@@ -98,3 +101,19 @@ def test_ctrl_c_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.setattr("twinpool.cli.replay.run", stop)
     assert outcome(monkeypatch, "replay") == main.INTERRUPTED
     assert capsys.readouterr() == ("", "twinpool: interrupted.\n")
+
+
+def test_a_port_that_is_taken_is_refused_before_anything_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, "-m", "twinpool", "serve", "--port", str(port)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"twinpool: error: 127.0.0.1:{port} cannot be listened on ({os.strerror(errno.EADDRINUSE)}): "
+        "choose another with --host and --port.\n",
+    )
