@@ -63,8 +63,9 @@ class Replay:
     def run(self) -> Run:
         """Until no request is left. Raises what a step raised, which is a bug."""
         while True:
-            for arrival in self._traffic.due(self._clock.now_s()):
-                self._add(arrival)
+            while arrivals := self._traffic.due(self._clock.now_s()):  # a refusal may bring the session's next at once
+                for arrival in arrivals:
+                    self._add(arrival)
             if self._loop.idle:
                 self._settle()
                 next_s = self._traffic.next_s
@@ -129,7 +130,7 @@ class Replay:
             self.scheduler.add(request)
         except RequestError as error:
             self._recorder.refused(arrival, why=str(error))
-            self._traffic.finished(arrival, self._clock.now_s())
+            self._traffic.finished(arrival, arrival.due_s)
             return
         self._executor.answers[request.rid] = answer if recorded.output_tokens else content.prompt[:1]
         self._arrivals[request.rid] = arrival

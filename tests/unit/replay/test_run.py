@@ -135,6 +135,17 @@ def test_a_prompt_larger_than_the_pool_is_refused_counted_and_the_session_goes_o
     assert moments(records["a", 1]) == (2.0, 2.0, 3.0, 3.0)
 
 
+def test_refused_prompts_follow_each_other_at_once_while_others_run() -> None:
+    too_long = [Turn(blocks=numbers(11), input_tokens=11, think_s=0.0) for _ in range(3)]
+    recorded = trace(
+        session("b", Turn(blocks=numbers(4, first=50), input_tokens=4, output_tokens=5)),
+        session("a", *too_long, Turn(blocks=numbers(3, first=20), input_tokens=3, think_s=0.5)),
+    )
+    traffic = ClosedTraffic(recorded, alive=2, idle_cap_s=9.0, seed=0, start_anywhere=False)
+    records = by_name(run(recorded, traffic=traffic, cost=one_second_steps(), **TINY))
+    assert [records["a", index].arrival_s for index in range(4)] == [0.0, 0.0, 0.0, 0.5]
+
+
 def test_an_answer_that_outgrows_the_pool_ends_with_a_sentence_and_the_session_goes_on() -> None:
     recorded = trace(
         session(
