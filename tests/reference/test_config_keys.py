@@ -5,6 +5,7 @@ No key that transformers acts on can be overlooked here. Values that transformer
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 from collections.abc import Iterator
@@ -22,6 +23,9 @@ from twinpool.errors import TwinpoolError
 
 pytestmark = pytest.mark.full
 LENGTH = 40
+# Some random weights are so near a tie (of experts, say) that the last bit of an embedding moves transformers' own logits by more than
+# we allow. A key that is overlooked differs whatever the weights.
+SEEDS = (0, 1, 2)
 TOKENS = torch.randint(0, VOCAB, (LENGTH,), generator=torch.Generator().manual_seed(3)).tolist()
 # What says nothing about one pass over text, and what only training or sizes of the vocabulary read. `rescale_prenorm_residual` makes
 # transformers divide weights that it has just loaded (Mamba, Falcon-Mamba).
@@ -45,7 +49,7 @@ ROPES: list[dict[str, Any]] = [
 def others(key: str, value: Any) -> list[Any]:
     """Values that a key could have instead."""
     if key == "rope_parameters":
-        return ROPES
+        return copy.deepcopy(ROPES)  # transformers writes its defaults into them
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, int):
@@ -69,11 +73,12 @@ def keys_of(family: str) -> dict[str, Any]:
     return {f.name: getattr(config, f.name) for f in fields(config) if f.name not in inherited | OTHER}
 
 
-def changed(family: str, folder: Path, change: dict[str, Any]) -> tuple[Path, torch.Tensor] | None:
+def changed(family: str, folder: Path, change: dict[str, Any], seed: int) -> tuple[Path, torch.Tensor] | None:
     """A checkpoint with the change and transformers' logits of it [tokens, vocab]; None where it has none."""
     nested = _CLASSES[family][2].get("text_config")
     try:
-        made = tiny_checkpoint(family, folder, **({"text_config": nested | change} if nested else change))
+        values = {"text_config": nested | change} if nested else change
+        made = tiny_checkpoint(family, folder, seed=seed, **values)
         (name,) = json.loads((made / "config.json").read_text())["architectures"]
         model = getattr(transformers, name).from_pretrained(made, dtype=torch.float32, attn_implementation="eager")
         with torch.inference_mode():
@@ -86,17 +91,26 @@ def outcomes(family: str, folder: Path) -> Iterator[str]:
     """For each change that transformers runs: "" if it gives the same here or is refused, else what it was."""
     for key, value in keys_of(family).items():
         for number, other in enumerate(others(key, value)):
-            ran = changed(family, folder / f"{key}-{number}", {key: other})
-            if ran is None:
-                continue
-            try:
-                ours = Bench(ran[0], dtype="float32").logits(TOKENS, [17, LENGTH])
-            except TwinpoolError:
-                yield ""
-                continue
-            theirs = ran[1][[16, LENGTH - 1]]
-            same = torch.allclose(ours, theirs, atol=2e-4 * float(theirs.abs().max()), rtol=0, equal_nan=True)
-            yield "" if same else f"{key}={other!r} (was {value!r})"
+            same = None
+            for seed in SEEDS:
+                same = is_same(family, folder / f"{key}-{number}", {key: other}, seed)
+                if same is not False:
+                    break
+            if same is not None:
+                yield "" if same else f"{key}={other!r} (was {value!r})"
+
+
+def is_same(family: str, folder: Path, change: dict[str, Any], seed: int) -> bool | None:
+    """Whether the changed model gives the same here or is refused; None where transformers cannot run it."""
+    ran = changed(family, folder, change, seed)
+    if ran is None:
+        return None
+    try:
+        ours = Bench(ran[0], dtype="float32").logits(TOKENS, [17, LENGTH])
+    except TwinpoolError:
+        return True
+    theirs = ran[1][[16, LENGTH - 1]]
+    return torch.allclose(ours, theirs, atol=2e-4 * float(theirs.abs().max()), rtol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -104,6 +104,15 @@ def test_the_published_name_and_drafts_of_ling(cache_dir: Path, tmp_path: Path) 
     assert len(load_model(folder, dtype="float32", context_len=8)._layers) == 4
 
 
+def test_a_part_of_the_shared_key_that_turns_is_refused(cache_dir: Path, tmp_path: Path) -> None:
+    rope = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0, "partial_rotary_factor": 0.25}
+    folder = copied(tiny_checkpoint("ling", cache_dir), tmp_path / "a", rope_parameters=rope)
+    with pytest.raises(
+        ModelError, match=r"turn 2 of the 4 elements of qk_rope_head_dim; here all of them turn: leave partial"
+    ):
+        load_model(folder, dtype="float32", context_len=8)
+
+
 def test_a_convolution_in_parts_must_be_whole(cache_dir: Path, tmp_path: Path) -> None:
     folder = copied(tiny_checkpoint("ling", cache_dir), tmp_path / "a")
     weights = load_file(folder / "model.safetensors")

@@ -105,7 +105,7 @@ def adopt_latent(module: Any, *, layer: int, table: torch.Tensor, index: SparseI
     """Our mixer with the weights of a Kimi, GLM-5-Next or Ling-3 attention; g_proj, where it is, makes the gates.
 
     `layer` counts attention layers; table: float32 [positions, rotary] or [positions, 0]. Raises ModelError for keys that are shared
-    whole, of which no latent is left.
+    whole, of which no latent is left, and for a table of another width than the shared keys'.
     """
     shape = LatentShape(
         heads=module.num_heads,
@@ -117,6 +117,11 @@ def adopt_latent(module: Any, *, layer: int, table: torch.Tensor, index: SparseI
     )
     if not shape.plain:
         raise ModelError("config.json says qk_nope_head_dim=0; it must be at least 1.")
+    if table.shape[1] not in (0, shape.rotary):
+        raise ModelError(
+            f"config.json's rope_parameters turn {table.shape[1]} of the {shape.rotary} elements of qk_rope_head_dim; here all of them "
+            "turn: leave partial_rotary_factor out."
+        )
     narrow = module.q_lora_rank is not None
     inputs = [module.q_a_proj if narrow else module.q_proj, module.kv_a_proj_with_mqa]
     if hasattr(module, "g_proj"):
