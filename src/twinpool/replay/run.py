@@ -63,9 +63,8 @@ class Replay:
     def run(self) -> Run:
         """Until no request is left. Raises what a step raised, which is a bug."""
         while True:
-            while arrivals := self._traffic.due(self._clock.now_s()):  # a refusal may bring the session's next at once
-                for arrival in arrivals:
-                    self._add(arrival)
+            for arrival in self._traffic.due(self._clock.now_s()):
+                self._add(arrival)
             if self._loop.idle:
                 self._settle()
                 next_s = self._traffic.next_s

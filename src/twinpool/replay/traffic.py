@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from twinpool.errors import ConfigError
@@ -51,12 +52,10 @@ class Traffic:
         """When the next known arrival is; None when none is known now."""
         return self._heap[0][0] if self._heap else None
 
-    def due(self, now_s: float) -> list[Arrival]:
-        """Arrivals up to now, in order."""
-        found = []
+    def due(self, now_s: float) -> Iterable[Arrival]:
+        """Arrivals up to now, in order; those among them that `finished` brings meanwhile (of a request that was refused at once)."""
         while self._heap and self._heap[0][0] <= now_s:
-            found.append(heapq.heappop(self._heap)[2])
-        return found
+            yield heapq.heappop(self._heap)[2]
 
     def finished(self, arrival: Arrival, now_s: float) -> None:
         """An answer is complete (or its request was refused); a closed loop goes on from here."""
