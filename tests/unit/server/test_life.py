@@ -196,7 +196,7 @@ def test_client_that_leaves_while_it_waits(stream: bool) -> None:
             fake.valve.open.set()
             assert (await first).status == 200
             await until(lambda: idle(fake))
-            assert fake.valve.n_steps < 100, "it ran on although nobody waits for its 200 tokens"
+            assert fake.valve.n_steps <= 8
             assert not fake.service.bridge._streams
 
     asyncio.run(run())
