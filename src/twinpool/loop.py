@@ -51,13 +51,15 @@ class Loop:
         return self.scheduler.take_deltas()
 
     def _commit_oldest(self) -> list[Delta]:
-        """Wait for the oldest step. One that raised ends its own requests with an error; what it raised is kept in `failures`."""
+        """Wait for the oldest step. One that raised ends its own requests with an error, or, if only its orders failed, has all that run
+        begin again; what it raised is kept in `failures`.
+        """
         plan, handle = self._in_flight.popleft()
         try:
             result = handle.result()
         except OrdersFailed as error:
             self.failures.append(error)
-            return self._lose(plan, error)
+            return self._begin_again(plan, error)
         except Exception as error:
             self.failures.append(error)
             return self.scheduler.fail(plan, f"the step could not be computed: {type(error).__name__}: {error}")
@@ -66,15 +68,14 @@ class Loop:
             self._observe(plan, result)
         return deltas
 
-    def _lose(self, plan: StepPlan, error: OrdersFailed) -> list[Delta]:
-        """Memory is not what the tree says it is: end all that runs, and empty the cache."""
-        message = f"memory could not be copied, so what runs and the cache are given up: {error}"
-        deltas = self.scheduler.lose(plan, message)
+    def _begin_again(self, plan: StepPlan, error: OrdersFailed) -> list[Delta]:
+        """Memory is not what the tree says it is: empty the cache, and compute from their tokens the requests that run."""
+        self.scheduler.drop(plan)
         while self._in_flight:
             plan, handle = self._in_flight.popleft()
             with contextlib.suppress(Exception):  # whatever it gave stands on the same memory
                 handle.result()
-            deltas += self.scheduler.lose(plan, message)
-        self.scheduler.forget()
+            self.scheduler.drop(plan)
+        deltas = self.scheduler.begin_again(f"memory could not be copied ({error})")
         self._executor.recover()
         return deltas

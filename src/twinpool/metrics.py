@@ -197,6 +197,9 @@ _COUNTERS = (
     _counter(
         "twinpool:failed_restores_total", "Requests that computed what the host had, for want of room on the device."
     ),
+    _counter(
+        "twinpool:restarted_requests_total", "Running requests computed again because a copy between the tiers failed."
+    ),
     _counter("sglang:prefetched_tokens_total", "KV tokens read from the disk tier for requests."),
     _counter("sglang:backuped_tokens_total", "KV tokens written to the disk tier."),
     _counter(

@@ -131,7 +131,8 @@ class Request:
     """One sequence on its way through the engine. Owned by the scheduler once added.
 
     tokens: int32 [prompt + max_tokens] buffer of which the first n_tokens are known. prompt_len is the length asked for.
-    end_tokens: those that end it. tried: its prefix has been looked for, which counts once as a use of it.
+    end_tokens: those that end it. tried: its prefix has been looked for, which counts once as a use of it. restarts: how often it was
+    begun again because its memory was lost.
     """
 
     rid: int
@@ -146,6 +147,7 @@ class Request:
     finish: Finish | None = None
     reuse: Reuse = field(default_factory=Reuse)
     retractions: int = 0
+    restarts: int = 0
     tried: bool = False
     end_tokens: frozenset[int] = field(init=False)
     first_scheduled_s: float | None = None

@@ -20,6 +20,7 @@ import pytest
 from tests.agreement.live import Live, live_server
 from tests.agreement.llm_runs import Said, checkpoint, conversation, greedy, prompt, say_alone, tiny_llm
 from twinpool import LLM, SamplingParams
+from twinpool.engine.copies import TierCopies
 from twinpool.engine.disk import DiskTier
 from twinpool.errors import ConfigError
 from twinpool.sched import disk
@@ -121,6 +122,26 @@ def test_a_conversation_goes_on_over_restarts(tmp_path: Path) -> None:
         spans = [tuple(map(int, path.stem.split("-")[3:])) for path in files_of(tmp_path)]
         assert sum(end - start for start, end in spans) == max(end for _, end in spans) == len(ids) + N_TOKENS - 1
         ids = [*ids, *done.token_ids, *prompt(50 + turn, 7)]
+
+
+@pytest.mark.parametrize("what", ["fill_host", "gather", "move"])
+def test_an_order_that_fails_once_changes_no_answer(written: Path, what, monkeypatch) -> None:
+    """Filling the host from the disk, reading the device for the disk, or the first copy of all: what runs is computed instead."""
+    plain, left = getattr(TierCopies, what), [1]
+
+    def fails_once(self: TierCopies, *arguments: Any) -> Any:
+        left[0] -= 1
+        if not left[0]:
+            raise MemoryError("no room")
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(TierCopies, what, fails_once)
+    with disk_llm(written) as llm:
+        from_disk(llm)
+        llm.flush_cache()
+        assert from_disk(llm) > 100
+        assert llm.engine.snapshot().totals.restarted_requests > 0
+        llm.engine.check_idle(thorough=True)
 
 
 @pytest.mark.parametrize(

@@ -106,8 +106,8 @@ def test_so_little_device_memory_that_everything_goes_through_the_host(policy, h
 @pytest.mark.parametrize("to_host", [True, False])
 @pytest.mark.parametrize("at", [0, 1, 5])
 @pytest.mark.parametrize("name", ["extra_buffer", "no_buffer"])
-def test_a_copy_that_fails_is_answered_and_never_served(name, at, to_host, monkeypatch) -> None:
-    """One copy of a kind fails half-way: what runs gets an error, and nobody is given what the tree believed to be there."""
+def test_a_copy_that_fails_changes_no_answer(name, at, to_host, monkeypatch) -> None:
+    """One copy of a kind fails half-way: nobody is given what the tree believed to be there, and what runs is computed."""
     params, move, seen = greedy(N_TOKENS), TierCopies.move, [0]
 
     def fails(self: TierCopies, order: SlotOrder | HostCopy, part: Part) -> None:
@@ -119,16 +119,14 @@ def test_a_copy_that_fails_is_answered_and_never_served(name, at, to_host, monke
 
     monkeypatch.setattr(TierCopies, "move", fails)
     with tiny_llm(checkpoint("qwen3_5"), chunked_prefill_size=96, **HOST, **STRATEGIES[name]) as llm:
-        failed = 0
+        answers = []
         for _ in range(4):
-            for answer, expected in zip(llm.generate(conversation(10), params), alone(10), strict=True):
-                if answer.finish_reason == "error":
-                    assert "no link" in answer.error
-                    failed += 1
-                else:
-                    assert answer.token_ids == expected[0]
+            answers += llm.generate(conversation(10), params)
             leave_device(llm)
-        assert failed > 0
+        assert [(c.token_ids, tuple(p.logprob for p in c.logprobs)) for c in answers] == alone(10) * 4
+        assert llm.engine.snapshot().totals.restarted_requests > 0
+        if not to_host:
+            assert any(dict(answer.reuse.gaps).get("restore_failed") for answer in answers)
         assert from_host(llm, conversation(10), alone(10)) > 0, "the tier works again"
 
 

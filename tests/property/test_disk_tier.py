@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import initialize, invariant, rule
 
 from tests.disk_worlds import FakeStorage
-from tests.property.test_host_tier import MODES, POLICIES, HostMachine, RefusingArena, let_fail, sessions
+from tests.failing import let_fail
+from tests.property.test_host_tier import MODES, POLICIES, HostMachine, RefusingArena, sessions
 from tests.unit.storage.small import PLENTY_BYTES
 from tests.worlds import expected_output, make_world
 from twinpool.engine.disk import DiskTier

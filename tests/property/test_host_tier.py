@@ -10,15 +10,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tests.failing import let_fail
 from tests.property.test_scheduler import SchedulerMachine
-from tests.worlds import POISON, FakeExecutor, World, expected_output, make_world
-from twinpool.loop import Loop
+from tests.worlds import World, expected_output, make_world
 from twinpool.memory.host import HostArena
 from twinpool.memory.pools import Pool
 from twinpool.prefix.host import HostPlan
 from twinpool.prefix.tree import PrefixTree
 from twinpool.request import Request
-from twinpool.step import StepPlan, StepResult
 
 MODES = [
     ("extra_buffer", True), ("extra_buffer", False), ("extra_buffer_lazy", True), ("no_buffer", False),
@@ -35,58 +34,6 @@ class RefusingArena(HostArena):
 
     def alloc(self, *, pages: int, slots: int = 0):
         return None if self._random.randrange(100) < self._percent else super().alloc(pages=pages, slots=slots)
-
-
-class FailingExecutor(FakeExecutor):
-    """The step after `fail_next` was set has its orders obeyed and its rows spoilt, and raises instead of its result; so are later rows of
-    its requests, which are planned already.
-    """
-
-    fail_next = False
-
-    def __init__(self, **settings) -> None:
-        super().__init__(**settings)
-        self.failing: set[int] = set()
-        self.spoilt: set[int] = set()  # requests
-
-    def submit(self, plan: StepPlan):
-        fails, self.fail_next = self.fail_next, False
-        if not fails:
-            return super().submit(plan)
-        self.failing.add(plan.step)
-        return _Failing(super().submit(plan))
-
-    def _run(self, plan: StepPlan) -> StepResult:
-        self.spoilt -= set(plan.left)
-        if plan.step in self.failing:
-            self.spoilt |= {row.rid for row in plan.rows}
-        return super()._run(plan)
-
-    def _row(self, row) -> int | None:
-        if row.rid not in self.spoilt:
-            return super()._row(row)
-        for position in range(row.start, row.end):
-            self.kv[int(row.pages[position // self.page_size]), position % self.page_size] = POISON
-        for slot in (row.slot, row.checkpoint_slot if row.checkpoint_at is not None else row.slot):
-            self.slots[slot] = POISON
-        return 0 if row.sample else None
-
-
-class _Failing:
-    def __init__(self, handle) -> None:
-        self.handle = handle
-
-    def result(self) -> StepResult:
-        self.handle.result()
-        raise RuntimeError("made to fail")
-
-
-def let_fail(world: World) -> None:
-    """Give a world an executor that can be made to fail."""
-    plain = world.executor
-    world.executor = FailingExecutor(page_size=plain.page_size, lazy=plain.lazy)
-    world.executor.store = plain.store
-    world.loop = Loop(scheduler=world.scheduler, executor=world.executor, overlap=world.scheduler.shape.overlap)
 
 
 class HostMachine(SchedulerMachine):
@@ -132,6 +79,11 @@ class HostMachine(SchedulerMachine):
     def fail(self, sometimes) -> None:
         """The next step is not computed."""
         self.world.executor.fail_next = not sometimes
+
+    @rule(sometimes=st.integers(0, 3))
+    def lose(self, sometimes) -> None:
+        """The next step's orders are not all obeyed."""
+        self.world.executor.lose_next = not sometimes
 
     @rule(data=st.data(), max_tokens=st.integers(1, 6))
     def go_on(self, data, max_tokens) -> None:
@@ -301,6 +253,33 @@ def test_steps_that_fail_end_their_requests_and_nothing_else(policy) -> None:
     assert failed > 10
     assert from_host > 50
     assert [counts.held + counts.protected for counts in world.scheduler.counts()] == [0, 0]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("strategy", "overlap"), MODES)
+def test_whichever_step_loses_memory_everybody_says_the_same(policy, strategy, overlap) -> None:
+    restarted = undone = 0
+    for losing in range(30):
+        dice = random.Random(11)
+        arena = HostArena(total_bytes=1500, page_bytes=10, slot_bytes=30)
+        world = make_world(
+            n_pages=36, n_slots=12, strategy=strategy, overlap=overlap, max_running=3, host=arena, host_policy=policy
+        )
+        let_fail(world)
+        world.executor.lose_at = losing
+        prompts = [[dice.randrange(1, 6) for _ in range(8 + n)] for n in range(5)]
+        asked = [world.request(rid, dice.choice(prompts), 5, ignore_eos=True) for rid in range(12)]
+        for n in range(0, 12, 4):
+            world.run(*asked[n : n + 4])
+            world.tree.evict(pages=99, slots=99)
+        for request in asked:
+            said = [int(token) for token in request.tokens[request.prompt_len : request.n_tokens]]
+            prompt = [int(token) for token in request.tokens[: request.prompt_len]]
+            assert (request.finish.reason, said) == ("length", expected_output(prompt, 5, ignore_eos=True))
+            undone += "restore_failed" in dict(request.reuse.gaps)
+        restarted += sum(request.restarts for request in asked)
+    assert restarted > 40
+    assert undone > 5
 
 
 @pytest.mark.parametrize("max_tokens", [3, 20])

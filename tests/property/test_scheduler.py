@@ -6,9 +6,11 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tests.failing import FAILED, LOST
 from tests.worlds import VOCAB, expected_output, make_world
 from twinpool.errors import BadRequest
 from twinpool.request import Finish, Request
+from twinpool.sched.requeue import MOST_RESTARTS
 from twinpool.sched.scheduler import Scheduler
 
 MODES = [
@@ -105,12 +107,18 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert self.said[rid] == expected[: len(self.said[rid])]
             else:
                 assert self.said[rid] == expected
-            if request.finish.reason == "error" and not request.finish.message.endswith("made to fail"):
+            if request.finish.reason == "error" and not is_made_to_fail(request):
                 capacity = self.world.pages.count * self.scheduler.shape.page_size
                 assert request.n_tokens + 1 > capacity - self.scheduler.shape.page_size
             reuse = request.reuse
             assert reuse.prompt == 0 or reuse.reused + sum(n for _, n in reuse.gaps) == reuse.prompt
-        assert {str(failure) for failure in self.world.loop.failures} <= {"made to fail"}
+        assert {str(failure) for failure in self.world.loop.failures} <= {FAILED, LOST}
+
+
+def is_made_to_fail(request: Request) -> bool:
+    """By the test itself, whose executor failed a step or lost its memory too often."""
+    message = request.finish.message
+    return message.endswith(FAILED) or (LOST in message and request.restarts == MOST_RESTARTS)
 
 
 TestScheduler = SchedulerMachine.TestCase

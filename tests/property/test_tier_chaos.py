@@ -12,7 +12,8 @@ from collections import Counter
 import pytest
 
 from tests.disk_worlds import FakeStorage
-from tests.property.test_host_tier import MODES, POLICIES, RefusingArena, let_fail
+from tests.failing import FAILED, LOST, let_fail
+from tests.property.test_host_tier import MODES, POLICIES, RefusingArena
 from tests.worlds import expected_output, make_world
 from twinpool.errors import BadRequest
 from twinpool.request import Request
@@ -52,12 +53,7 @@ class Chaos:
         let_fail(self.world)
         self.live: dict[int, tuple[int, Request, list[int]]] = {}  # conversation, request, what it said
         scheduler = self.world.scheduler
-        send_back, fail = scheduler._send_back, scheduler.fail
-
-        def noted_send_back(sequence) -> None:
-            self.happened["retracted"] += 1
-            self.happened["retracted, from a tier"] += sequence.request.reuse.from_host > 0
-            send_back(sequence)
+        fail = scheduler.fail
 
         def noted_fail(plan, message):
             self.happened["failed"] += 1
@@ -65,7 +61,7 @@ class Chaos:
             self.happened["failed in a restoring step"] += restores
             return fail(plan, message)
 
-        scheduler._send_back, scheduler.fail = noted_send_back, noted_fail
+        scheduler.fail = noted_fail
 
     def ask(self) -> None:
         """The next turn of a conversation, or of a fork of it."""
@@ -102,6 +98,10 @@ class Chaos:
         assert 0 <= reuse.from_storage <= reuse.from_storage + reuse.from_host <= reuse.reused
         self.happened["resumed from the host"] += reuse.from_host > 0
         self.happened["resumed from the disk"] += reuse.from_storage > 0
+        self.happened["retracted"] += request.retractions
+        self.happened["retracted, from a tier"] += request.retractions * (reuse.from_host > 0)
+        self.happened["begun again"] += request.restarts > 0
+        self.happened["begun again in the middle"] += request.restarts > 0 and reuse.reused > 0
         self.happened["restore failed"] += "restore_failed" in dict(reuse.gaps)
         if delta.finish.reason != "error":
             self.histories[which] = [*prompt, *said]
@@ -137,8 +137,10 @@ class Chaos:
             self.world.tree.evict(pages=self.dice.randint(0, 60), slots=self.dice.randint(0, 8))
         elif what < 0.60:
             self.abort()
-        elif what < 0.75:
+        elif what < 0.70:
             self.world.executor.fail_next = True
+        elif what < 0.75:
+            self.world.executor.lose_next = True
         elif what < 0.88:
             self.lose()
         elif what < 0.96:
@@ -161,7 +163,7 @@ class Chaos:
             self.step()
         assert not self.live, "everybody gets an answer"
         assert not self.storage.waiting
-        assert {str(failure) for failure in self.world.loop.failures} <= {"made to fail"}
+        assert {str(failure) for failure in self.world.loop.failures} <= {FAILED, LOST}
         assert [counts.held + counts.protected for counts in self.world.scheduler.counts()] == [0, 0]
 
 
@@ -176,6 +178,7 @@ def test_whatever_goes_wrong_no_token_changes_and_nothing_leaks(request, strateg
         happened += chaos.happened
     for what in (
         "resumed from the host", "resumed from the disk", "retracted", "failed", "failed in a restoring step", "lost",
+        "begun again", "begun again in the middle",
         "aborted while it is read", "aborted after it was read", "killed while it reads",
     ):  # fmt: skip
         assert happened[what] > 2, happened

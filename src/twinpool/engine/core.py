@@ -46,7 +46,7 @@ from twinpool.prefix.host_view import HostView, host_view
 from twinpool.request import Finish, Int32Array, Request, SamplingParams
 from twinpool.sched.book import Delta, Retraction, Totals
 from twinpool.sched.scheduler import Scheduler
-from twinpool.step import Executor, Order, StepPlan, StepResult, TokenLogprob
+from twinpool.step import Executor, Order, OrdersFailed, StepPlan, StepResult, TokenLogprob
 
 if TYPE_CHECKING:
     from twinpool.config.options import ServeOptions
@@ -254,7 +254,10 @@ class Engine:
             outputs += [output for delta in deltas if (output := self._to_output(delta)) is not None]
             deltas = self.scheduler.take_deltas()  # a stop string may have ended a request just now
         for failure in self.loop.failures:
-            log.error("a step failed; its requests ended with an error", exc_info=failure)
+            what = "its requests ended with an error"
+            if isinstance(failure, OrdersFailed):
+                what = "the cache is empty and all that ran is computed again"
+            log.error("a step failed; %s", what, exc_info=failure)
         self.loop.failures.clear()
         self.check_ranks()
         if self.loop.idle and not self._was_idle:

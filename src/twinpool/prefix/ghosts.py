@@ -96,6 +96,15 @@ def restore_failed(reuse: Reuse, *, tokens: int) -> Reuse:
     return replace(reuse, gaps=(("restore_failed", tokens), *_without(reuse, tokens)))
 
 
+def restore_undone(reuse: Reuse) -> Reuse:
+    """The report of a request that lost what it had resumed from, and computed it."""
+    if not reuse.reused:
+        return reuse
+    gaps = dict(reuse.gaps)
+    failed = gaps.pop("restore_failed", 0) + reuse.reused
+    return Reuse(prompt=reuse.prompt, kv_matched=reuse.kv_matched, gaps=(("restore_failed", failed), *gaps.items()))
+
+
 def _without(reuse: Reuse, tokens: int) -> tuple[tuple[str, int], ...]:
     """The gaps behind the first `tokens` unreused ones."""
     kept: list[tuple[str, int]] = []

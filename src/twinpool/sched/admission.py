@@ -183,8 +183,9 @@ def _has_kv_room(book: Book, request: Request, *, cached_tokens: int) -> bool:
     room_pages = book.pages.available + book.tree.evictable_pages
     extend = request.n_tokens - cached_tokens
     if not book.running:
-        # Alone it may start even if its whole max_tokens does not fit: it will probably stop earlier.
-        return ceil_div(extend + 1, page_size) <= room_pages
+        # Alone it may start even if its whole max_tokens does not fit: it will probably stop earlier. One that is begun again may have
+        # as many tokens as the pool; whether there is a page more is for its first decode step to say.
+        return ceil_div(extend, page_size) <= room_pages
     new = min(request.params.max_tokens - request.n_output, CLIP_NEW_TOKENS)
     reserved = reserved_tokens(book.running.values(), book.ratio.value)
     return extend + new + page_size < room_pages * page_size - reserved

@@ -36,6 +36,7 @@ class Totals:
     aborted_out_of_memory_requests: int = 0
     skipped_checkpoints: int = 0
     failed_restores: int = 0
+    restarted_requests: int = 0
     published_checkpoints: int = 0
     finished_requests: int = 0
 

@@ -12,10 +12,9 @@ from twinpool.sched.admission import check_can_ever_fit, in_memory_tokens
 from twinpool.sched.batch import build, build_run, pages_short_for_decode
 from twinpool.sched.book import Book, Delta, Retraction
 from twinpool.sched.commit import apply, release_if_finished, spoil
-from twinpool.sched.publish import publish_chunk, release
 from twinpool.sched.queue import WaitQueue
+from twinpool.sched.requeue import begin_again, give_up, send_back
 from twinpool.sched.retract import RETRACT_DECODE_STEPS, NewTokenRatio, retraction_order
-from twinpool.sched.sequence import Sequence
 from twinpool.sched.shape import SchedulerShape
 from twinpool.sched.storage import Storage
 from twinpool.sched.stride import Horizon, pages_for, stride
@@ -134,13 +133,18 @@ class Scheduler:
             release_if_finished(self.book, sequence)
         return self.book.take_deltas()
 
-    def lose(self, plan: StepPlan, message: str) -> list[Delta]:
-        """A step's orders failed: end its requests and all that run, whose memory may hang on them, publishing nothing."""
-        deltas = self.fail(plan, message)
-        for sequence in list(self.book.running.values()):
-            spoil(sequence, message)
-            release_if_finished(self.book, sequence)
-        return deltas + self.book.take_deltas()
+    def drop(self, plan: StepPlan) -> None:
+        """A step counts as never planned; `begin_again` must follow."""
+        for _, sequence in self.book.in_flight.pop(plan.step):
+            sequence.in_flight -= 1
+
+    def begin_again(self, why: str) -> list[Delta]:
+        """What the pools hold is not what it should be: give up the cache, and send back to the queue what runs, to be computed from its
+        tokens. A request to which this has happened too often ends with an error that says `why`. Nothing may be in flight.
+        """
+        begin_again(self.book, why)
+        self.forget()
+        return self.book.take_deltas()
 
     def take_deltas(self) -> list[Delta]:
         """News that came without a step (aborted while waiting)."""
@@ -174,9 +178,9 @@ class Scheduler:
         n_retracted = 0
         while (to_unblock and n_retracted == 0) or not book.tree.room_pages(pages_short_for_decode(book)):
             if len(book.running) == 1:
-                self._give_up(victims[n_retracted])
+                give_up(book, victims[n_retracted])
                 break
-            self._send_back(victims[n_retracted])
+            send_back(book, victims[n_retracted])
             n_retracted += 1
         if n_retracted:
             survivors = list(book.running.values())
@@ -187,35 +191,6 @@ class Scheduler:
             book.retractions.append(
                 Retraction(n_retracted, gained_tokens, gained_slots, ratio_before, book.ratio.value)
             )
-
-    def _send_back(self, sequence: Sequence) -> None:
-        """Return a running request to the front of the queue; what it computed stays in the tree while there is room."""
-        book, request = self.book, sequence.request
-        # Its tracked checkpoint first, then its end: eviction takes the short tail before the long rest.
-        publish_chunk(book, sequence)
-        release(book, sequence, publish=True)
-        request.phase = Phase.WAITING
-        request.retractions += 1
-        book.totals.retracted_requests += 1
-        book.totals.retracted_input_tokens += request.prompt_len
-        book.totals.retracted_output_tokens += request.n_output
-        book.waiting.push_front(request)
-
-    def _give_up(self, sequence: Sequence) -> None:
-        """The only running request cannot get one more page: end it with a sentence that says so (reference 6.3)."""
-        book, request = self.book, sequence.request
-        capacity_tokens = book.pages.count * self.shape.page_size
-        sequence.finish = Finish(
-            "error",
-            out_of_memory=True,
-            message=(
-                "Out of memory even after retracting all other requests in the decode batch. Aborting the last request. "
-                f"It has {request.n_tokens} tokens and needs one more, the KV pool holds {capacity_tokens}: ask for at most "
-                f"{capacity_tokens - request.prompt_len} tokens, or raise --mem-fraction-static or --max-total-tokens."
-            ),
-        )
-        book.totals.aborted_out_of_memory_requests += 1
-        release_if_finished(book, sequence)
 
     def counts(self) -> tuple[PoolCounts, PoolCounts]:
         """KV pages and state slots by owner: (pages, slots). `held` is what running requests own."""

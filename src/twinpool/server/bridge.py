@@ -151,11 +151,13 @@ class Bridge:
         life.
         """
         engine = self.engine
-        future = self._post(lambda: self._add_all(engine, prompts))
+        has_left = threading.Event()
+        future = self._post(lambda: [] if has_left.is_set() else self._add_all(engine, prompts))
         try:
             streams: list[Stream] = await asyncio.shield(future)
         except asyncio.CancelledError:
-            # The client left before the engine looked: what comes of it is cancelled as soon as it exists.
+            has_left.set()
+            # The engine may be looking just now: what comes of it is cancelled as soon as it exists.
             future.add_done_callback(_cancel_all)
             raise
         return streams

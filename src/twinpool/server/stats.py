@@ -180,6 +180,7 @@ def set_gauges(meters: Meters, engine: Engine, stats: EngineStats) -> None:
         "twinpool:published_checkpoints_total": totals.published_checkpoints,
         "twinpool:out_of_memory_aborts_total": totals.aborted_out_of_memory_requests,
         "twinpool:failed_restores_total": totals.failed_restores,
+        "twinpool:restarted_requests_total": totals.restarted_requests,
     }
     for name, value in values.items():
         meters.set(name, value)
