@@ -63,10 +63,15 @@ class Asked:
     from_disk: int
 
 
-def ask(llm: LLM, prompt: list[int]) -> Asked:
-    """The first token of a prompt, once everything before it is written."""
+def wait_for_disk(llm: LLM) -> None:
+    """Until everything it was given is written."""
     while (disk := llm.engine.view_disk()) is not None and disk.pending_bytes:
         time.sleep(0.01)
+
+
+def ask(llm: LLM, prompt: list[int]) -> Asked:
+    """The first token of a prompt, once everything before it is written."""
+    wait_for_disk(llm)
     began_s = time.perf_counter()
     (answer,) = llm.generate([prompt], ONE_TOKEN)
     took_s, reuse = time.perf_counter() - began_s, answer.reuse
@@ -76,7 +81,8 @@ def ask(llm: LLM, prompt: list[int]) -> Asked:
 def forget_memory(llm: LLM, folder: Path) -> None:
     """Empty device and host, and the system's copies of the folder's files."""
     assert llm.engine.flush_cache()
-    for path in folder.iterdir():
+    wait_for_disk(llm)
+    for path in folder.glob("*.safetensors"):
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
