@@ -20,23 +20,27 @@ import numpy as np
 from tests.tiny_models import tiny_checkpoint
 
 from twinpool import LLM, SamplingParams
-from twinpool.engine import boot
+from twinpool.engine.executor import TorchExecutor
+from twinpool.engine.restore import LayerParts
 from twinpool.units import MIB
 
 NEW_TOKENS = 16
 N_PUSHING = 3
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-layer_parts = boot.layer_parts
 
 
 def engine(folder: Path, args: argparse.Namespace, *, layered: bool) -> LLM:
-    """An engine whose executor knows its layers, or does not and so copies before the forward."""
-    boot.layer_parts = layer_parts if layered else lambda spec, memory: ()
-    return LLM(
+    """An engine whose executor knows its layers, or does not, so that the first one waits for all copies."""
+    llm = LLM(
         str(folder), device_memory="6GiB", threads=args.threads, max_running_requests=1, max_mamba_cache_size=8,
         max_total_tokens=args.tokens * 2, context_length=args.tokens + 2 * NEW_TOKENS, enable_hierarchical_cache=True,
         hicache_size=4.0, dtype="bfloat16", kv_cache_dtype="bfloat16",
     )  # fmt: skip
+    if not layered:
+        executor = llm.engine._executor
+        assert isinstance(executor, TorchExecutor)
+        executor.layers = LayerParts.undivided(executor._memory)
+    return llm
 
 
 def ask(llm: LLM, prompt: list[int]) -> tuple[float, int, int]:

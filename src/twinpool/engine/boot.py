@@ -21,7 +21,7 @@ from twinpool.engine.rank_boot import RankLog, agree, join_ranks, start_ranks
 from twinpool.engine.rank_segments import Store
 from twinpool.engine.ranks import Pools, Ranks
 from twinpool.engine.report import BatchLog
-from twinpool.engine.restore import layer_parts
+from twinpool.engine.restore import LayerParts
 from twinpool.engine.text import Tokenizer
 from twinpool.errors import ConfigError, ModelError
 from twinpool.memory.budget import plan_memory
@@ -127,7 +127,7 @@ def _build(parts: _Parts, pre_load_bytes: int, ranks: Ranks | None) -> Engine:
         torch_threads=1 if use_native(memory.buffer.device) else threads,
         store=store,
         ranks=ranks,
-        parts=layer_parts(spec, memory),
+        layers=LayerParts.of(spec, memory),
     )
     scheduler = build_scheduler(resolved, ledger, clock=clock, host=tier, storage=disk, tell_freed=parts.poison_freed)
     engine = Engine(

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol
@@ -17,7 +16,7 @@ import torch
 from twinpool.engine.inputs import LastTokens, pack
 from twinpool.engine.rank_segments import Store, orders_of_ranks
 from twinpool.engine.ranks import Ranks, Told
-from twinpool.engine.restore import LayerPart, Restore, Waiting
+from twinpool.engine.restore import LayerParts, Restore, Waiting
 from twinpool.engine.sampler import RowState, Sampled, sample_row
 from twinpool.engine.tensors import Memory
 from twinpool.models.step_batch import PackedStep
@@ -38,8 +37,8 @@ class Forward(Protocol):
 
 class TorchExecutor:
     """step.Executor over a model and its memory. `submit` belongs to one thread, the engine's. store: takes what a StoreCopy
-    names, in bytes (pages one after another, state). ranks: the others of this model, which are told every step. parts: the layers,
-    in model order, which then need not wait for each other's copies from the host.
+    names, in bytes (pages one after another, state). ranks: the others of this model, which are told every step. layers: what of
+    pages and slots belongs to which, so that one need not wait for another's copies from the host; without it each waits for all.
     """
 
     def __init__(
@@ -50,11 +49,11 @@ class TorchExecutor:
         torch_threads: int = 1,
         store: Store | None = None,
         ranks: Ranks | None = None,
-        parts: Sequence[LayerPart] = (),
+        layers: LayerParts | None = None,
     ) -> None:
         self._forward = forward
-        self._parts = parts
         self._memory = memory
+        self.layers = layers or LayerParts.undivided(memory)
         self._states: dict[int, RowState] = {}
         self._last = LastTokens()
         self._save_s = self._load_s = 0.0  # of copies that no result has told yet
@@ -191,7 +190,7 @@ class TorchExecutor:
                         self._move(move)
                     waiting = Waiting()
                 self._obey(order)
-            return Restore(waiting.moves, self._parts, self._memory) if waiting.moves else None
+            return Restore(waiting.moves, self.layers, self._memory.tiers) if waiting.moves else None
         except Exception as error:
             self._broken = error
             raise OrdersFailed(f"{type(error).__name__}: {error}") from error

@@ -16,7 +16,7 @@ from twinpool.engine.executor import TorchExecutor
 from twinpool.engine.rank import allocate, forward_of, left_bytes, load_rank
 from twinpool.engine.rank_segments import StorePart
 from twinpool.engine.ranks import Failed, Pools, Start
-from twinpool.engine.restore import layer_parts
+from twinpool.engine.restore import LayerParts
 from twinpool.errors import TwinpoolError
 from twinpool.models.group import Group
 from twinpool.models.native import set_threads, use_native
@@ -46,8 +46,8 @@ def follow(connection: Connection) -> None:
         del order  # rank 0 has it
         connection.send(StorePart(bytes(kv), bytes(state)))
 
-    parts = layer_parts(start.spec, memory)
-    executor = TorchExecutor(forward=forward_of(model, memory), memory=memory, store=store, parts=parts)
+    layers = LayerParts.of(start.spec, memory)
+    executor = TorchExecutor(forward=forward_of(model, memory), memory=memory, store=store, layers=layers)
     while True:
         executor.follow(_told(connection))
 

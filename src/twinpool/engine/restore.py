@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from twinpool.engine.copies import Part, Span
+from twinpool.engine.copies import Part, Span, TierCopies
 from twinpool.engine.tensors import KvViews, Memory, StateViews
 from twinpool.models.spec import ModelSpec
 from twinpool.request import Int32Array
@@ -21,27 +20,35 @@ Move = SlotOrder | HostCopy
 _NONE: Int32Array = np.empty(0, np.int32)
 
 
-class LayerPart(NamedTuple):
-    """What attention layer ("kv") or linear layer ("state") number `layer` of its kind has of pages and slots."""
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """Every page and slot cut into parts, in the order in which they are copied: what belongs to no layer, then the layers' own as a
+    forward comes to them. kv, states: the number of the part that an attention layer, or a linear one, waits for.
+    """
 
-    kind: Literal["kv", "state"]
-    layer: int
-    part: Part
+    parts: tuple[Part, ...]
+    kv: tuple[int, ...]
+    states: tuple[int, ...]
 
+    @classmethod
+    def undivided(cls, memory: Memory) -> LayerParts:
+        """One part, all of it, that every layer waits for."""
+        return cls((memory.tiers.whole,), kv=(0,) * len(memory.kv), states=(0,) * len(memory.states))
 
-def layer_parts(spec: ModelSpec, memory: Memory) -> tuple[LayerPart, ...]:
-    """Of every layer, in the order in which a forward comes to them."""
-    parts: list[LayerPart] = []
-    n_kv = n_states = 0
-    for layer in spec.with_exact_index(page_tokens=memory.page_size).layers:
-        if layer.linear is not None:
-            parts.append(LayerPart("state", n_states, Part(slot=_spans(memory, memory.states[n_states], 0))))
-            n_states += 1
-        if layer.attention is not None:
-            spans = _spans(memory, memory.kv[n_kv], memory.arena.kv_offset_bytes)
-            parts.append(LayerPart("kv", n_kv, Part(page=spans)))
-            n_kv += 1
-    return tuple(parts)
+    @classmethod
+    def of(cls, spec: ModelSpec, memory: Memory) -> LayerParts:
+        """A part for each layer's keys and values, and one for each layer's state."""
+        own: list[Part] = []
+        kv: list[int] = []
+        states: list[int] = []
+        for layer in spec.with_exact_index(page_tokens=memory.page_size).layers:
+            if layer.linear is not None:
+                own.append(Part(slot=_spans(memory, memory.states[len(states)], 0)))
+                states.append(len(own))
+            if layer.attention is not None:
+                own.append(Part(page=_spans(memory, memory.kv[len(kv)], memory.arena.kv_offset_bytes)))
+                kv.append(len(own))
+        return cls((_rest(memory.tiers.whole, own), *own), tuple(kv), tuple(states))
 
 
 @dataclass(slots=True)
@@ -87,15 +94,13 @@ class Waiting:
 
 
 class Restore:
-    """Moves of one step, made in a thread of their own, layer by layer; models.step_batch.Arrivals for the forward meanwhile.
+    """Moves of one step, made in a thread of their own, part by part; models.step_batch.Arrivals for the forward meanwhile.
 
-    What belongs to no layer comes first. load_s: seconds that the copies took, once `finish` has returned.
+    load_s: seconds that the copies took, once `finish` has returned.
     """
 
-    def __init__(self, moves: Sequence[Move], parts: Sequence[LayerPart], memory: Memory) -> None:
-        self._moves, self._copies = moves, memory.tiers
-        self._parts = [_rest(memory.tiers.whole, parts), *(part.part for part in parts)]
-        self._place = {(part.kind, part.layer): number for number, part in enumerate(parts, start=1)}
+    def __init__(self, moves: Sequence[Move], layers: LayerParts, copies: TierCopies) -> None:
+        self._moves, self._layers, self._copies = moves, layers, copies
         self._done = 0
         self._error: Exception | None = None
         self._changed = threading.Condition()
@@ -105,16 +110,16 @@ class Restore:
 
     def await_kv(self, layer: int) -> None:
         """Return when all of an attention layer's pages are there. Raises OrdersFailed when a copy failed."""
-        self._await(self._place.get(("kv", layer), 0))
+        self._await(self._layers.kv[layer])
 
     def await_state(self, layer: int) -> None:
         """Return when all of a linear layer's states are there. Raises OrdersFailed when a copy failed."""
-        self._await(self._place.get(("state", layer), 0))
+        self._await(self._layers.states[layer])
 
     def finish(self) -> None:
         """Wait for all of it. Raises OrdersFailed when a copy failed."""
         self._thread.join()
-        self._await(len(self._parts) - 1)
+        self._await(len(self._layers.parts) - 1)
 
     def _await(self, number: int) -> None:
         with self._changed:
@@ -125,7 +130,7 @@ class Restore:
     def _run(self) -> None:
         began_s = time.perf_counter()
         try:
-            for part in self._parts:
+            for part in self._layers.parts:
                 for order in self._moves:
                     self._copies.move(order, part)
                 with self._changed:
@@ -151,12 +156,11 @@ def _spans(memory: Memory, views: KvViews | StateViews, base_bytes: int) -> tupl
     return tuple(spans)
 
 
-def _rest(whole: Part, parts: Iterable[LayerPart]) -> Part:
+def _rest(whole: Part, own: Sequence[Part]) -> Part:
     """What no layer has: padding, and what is kept beside the layers."""
-    taken = [part.part for part in parts]
     return Part(
-        page=_without(whole.page, [span for part in taken for span in part.page]),
-        slot=_without(whole.slot, [span for part in taken for span in part.slot]),
+        page=_without(whole.page, [span for part in own for span in part.page]),
+        slot=_without(whole.slot, [span for part in own for span in part.slot]),
     )
 
 

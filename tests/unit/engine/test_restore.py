@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable
 
@@ -18,7 +17,7 @@ from twinpool.engine.checkpoint import read_spec
 from twinpool.engine.copies import Part, TierCopies
 from twinpool.engine.executor import TorchExecutor
 from twinpool.engine.rank import allocate_buffer
-from twinpool.engine.restore import LayerPart, layer_parts
+from twinpool.engine.restore import LayerParts
 from twinpool.engine.tensors import Memory
 from twinpool.memory.arena import Arena
 from twinpool.memory.host import HostArena
@@ -30,11 +29,16 @@ from twinpool.step import Freed, HostCopy, HostFill, Order, OrdersFailed, Row, S
 N_PAGES, N_SLOTS = 5, 4
 PAGE_BYTES, SLOT_BYTES = 48, 40
 # Two attention layers (24 bytes each) and two linear ones, as _spans finds them; the state's last 8 bytes belong to no layer.
-PARTS = (
-    LayerPart("state", 0, Part(slot=((0, 8), (16, 24)))),
-    LayerPart("kv", 0, Part(page=((0, 24),))),
-    LayerPart("state", 1, Part(slot=((8, 16), (24, 32)))),
-    LayerPart("kv", 1, Part(page=((24, 48),))),
+LAYERS = LayerParts(
+    parts=(
+        Part(slot=((32, 40),)),
+        Part(slot=((0, 8), (16, 24))),
+        Part(page=((0, 24),)),
+        Part(slot=((8, 16), (24, 32))),
+        Part(page=((24, 48),)),
+    ),
+    kv=(2, 4),
+    states=(1, 3),
 )
 
 
@@ -71,7 +75,7 @@ def run_step(memory: Memory, orders: tuple[Order, ...], forward: Callable[[Packe
         forward(step)
         return torch.empty(0, 1)
 
-    executor = TorchExecutor(forward=whole, memory=memory, parts=PARTS)
+    executor = TorchExecutor(forward=whole, memory=memory, layers=LAYERS)
     try:
         executor.submit(plan(*orders)).result()
     finally:
@@ -109,13 +113,15 @@ def test_layer_by_layer_is_the_same_as_one_after_another(orders: list[Order]) ->
     executor = TorchExecutor(forward=lambda step: torch.empty(0, 1), memory=expected)
     executor.settle(tuple(orders))
     executor.close()
-    order_of_layers = iter(np.random.default_rng(len(orders)).permutation(len(PARTS)).tolist())
+    layers = [("kv", layer, LAYERS.parts[at]) for layer, at in enumerate(LAYERS.kv)]
+    layers += [("state", layer, LAYERS.parts[at]) for layer, at in enumerate(LAYERS.states)]
+    np.random.default_rng(len(orders)).shuffle(layers)
 
     def forward(step: PackedStep) -> None:
         if step.arrivals is None:
             assert torch.equal(everything(memory), everything(expected))
             return
-        for kind, layer, part in (PARTS[number] for number in order_of_layers):
+        for kind, layer, part in layers:
             (step.arrivals.await_kv if kind == "kv" else step.arrivals.await_state)(layer)
             for start, end in part.page:
                 for page in range(1, N_PAGES + 1):
@@ -138,7 +144,7 @@ def test_the_forward_goes_on_while_later_layers_are_copied(monkeypatch: pytest.M
     move = TierCopies.move
 
     def held(self: TierCopies, one: SlotOrder | HostCopy, part: Part) -> None:
-        if part == PARTS[2].part:
+        if part == LAYERS.parts[LAYERS.states[1]]:
             assert may_go_on.wait(10)
         move(self, one, part)
 
@@ -176,7 +182,7 @@ def test_a_copy_that_fails_ends_its_step_and_all_later_ones_until_the_cache_is_e
     memory, move = make_memory(), TierCopies.move
 
     def broken(self: TierCopies, one: SlotOrder | HostCopy, part: Part) -> None:
-        if part == PARTS[2].part:
+        if part == LAYERS.parts[LAYERS.states[1]]:
             raise OSError("the link is down")
         move(self, one, part)
 
@@ -189,7 +195,7 @@ def test_a_copy_that_fails_ends_its_step_and_all_later_ones_until_the_cache_is_e
             raise AssertionError("the state is not there")
         return torch.empty(0, 1)
 
-    executor = TorchExecutor(forward=forward, memory=memory, parts=PARTS)
+    executor = TorchExecutor(forward=forward, memory=memory, layers=LAYERS)
     try:
         for orders in ((LOAD,), ()):
             with pytest.raises(OrdersFailed, match="a copy from the host failed: the link is down"):
@@ -201,16 +207,18 @@ def test_a_copy_that_fails_ends_its_step_and_all_later_ones_until_the_cache_is_e
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_layers_share_pages_and_slots_without_overlap(family: str) -> None:
+def test_parts_cover_pages_and_slots_without_overlap(family: str) -> None:
     spec = read_spec(checkpoint(family)).with_exact_index(page_tokens=16)
     dtypes = {"kv_dtype": "bfloat16", "ssm_dtype": "float32", "conv_dtype": "bfloat16"}
     page_bytes = 16 * spec.kv_bytes_per_token(kv_dtype="bfloat16")
     slot_bytes = spec.slot_bytes(ssm_dtype="float32", conv_dtype="bfloat16")
     arena = Arena(page_bytes=page_bytes, slot_bytes=slot_bytes, n_slots=2, n_pages=2)
     memory = allocate_buffer(spec, arena, ranks=1, page_size=16, device="cpu", host=None, **dtypes)
-    parts = layer_parts(spec, memory)
-    assert len(parts) == len(memory.kv) + len(memory.states)
+    layers = LayerParts.of(spec, memory)
+    # Every part but the first is one layer's.
+    assert sorted((*layers.kv, *layers.states)) == list(range(1, len(layers.parts)))
+    assert (len(layers.kv), len(layers.states)) == (len(memory.kv), len(memory.states))
     for name, width in (("page", page_bytes), ("slot", slot_bytes)):
-        spans = sorted(span for part in parts for span in getattr(part.part, name))
-        assert all(first[1] <= second[0] for first, second in itertools.pairwise(spans))
-        assert all(0 <= start < end <= width for start, end in spans)
+        spans = sorted(span for part in layers.parts for span in getattr(part, name))
+        assert all(start < end for start, end in spans)
+        assert [0, *(end for _, end in spans)] == [*(start for start, _ in spans), width]
