@@ -37,7 +37,7 @@ figure { margin: 1.5rem 0 } figcaption { font-weight: 600 }
 .mark line { stroke: var(--ink); stroke-dasharray: 3 3 } .plot .mark text { fill: var(--ink) }
 .line { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round }
 .dot { fill: var(--c); stroke: transparent; stroke-width: 12; pointer-events: all }
-.dot:hover { stroke: var(--c); stroke-width: 5 }
+.dense { fill: transparent } .dot:hover { fill: var(--c); stroke: var(--c); stroke-width: 5 }
 .c0 { --c: var(--c0) } .c1 { --c: var(--c1) } .c2 { --c: var(--c2) } .c3 { --c: var(--c3) }
 .c4 { --c: var(--c4) } .c5 { --c: var(--c5) } .c6 { --c: var(--c6) } .c7 { --c: var(--c7) }
 .legend { display: flex; flex-wrap: wrap; gap: .25rem 1.5rem; list-style: none; padding: 0; font-size: .9rem }

@@ -13,6 +13,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 24, 30, 48
 _X_INTERVALS, _Y_INTERVALS = 8, 5
 _MARK_LINE_HEIGHT = 14
 _COLOURS = 8
+_MOST_DOTS = 100  # on one line
 # Solid, dashed, dotted, ...: lines are told apart on paper and without colour vision too.
 _DASHES = ("", "7 4", "2 3", "10 3 2 3")
 
@@ -34,7 +35,7 @@ def _attribute(value: str | float) -> str:
 def chart_figure(chart: Chart) -> str:
     """A figure element: title, plot, legend. Same chart, same bytes; every text is escaped.
 
-    The classes it uses are styled by html.py: plot, grid, axis, mark, line, dot, legend and c0 to c7 for the colours.
+    The classes it uses are styled by html.py: plot, grid, axis, mark, line, dot, dense, legend and c0 to c7 for the colours.
     """
     across, down = x_axis(chart, intervals=_X_INTERVALS), y_axis(chart, intervals=_Y_INTERVALS)
     inside = _grid(across, down)
@@ -110,8 +111,9 @@ def _line(points: tuple[Point, ...], across: Axis, down: Axis, *, look: dict[str
 
 
 def _dots(series: Series, chart: Chart, axes: tuple[Axis, Axis], *, colour: int) -> list[str]:
-    """A dot for each point, with what it says when the pointer is over it."""
+    """A dot for each point, with what it says when the pointer is over it; seen only then where they would hide the line."""
     unit = f" {series.unit}" if series.unit else ""
+    look = f"dot c{colour}" if len(series.points) <= _MOST_DOTS else f"dot dense c{colour}"
     dots = []
     for x, y in series.points:
         says = f"{series.name}: {full_number(y)}{unit}\n{chart.x_label}: {full_number(x)}"
@@ -122,7 +124,7 @@ def _dots(series: Series, chart: Chart, axes: tuple[Axis, Axis], *, colour: int)
                 cx=_x(x, axes[0]),
                 cy=_y(y, axes[1]),
                 r=2.5,
-                class_=f"dot c{colour}",
+                class_=look,
             )
         )
     return dots

@@ -100,6 +100,13 @@ def test_points_are_where_the_axes_say() -> None:
     assert 'points="64,292 400,161 736,30"' in chart_figure(chart)
 
 
+def test_dots_that_would_hide_their_line_wait_for_the_pointer() -> None:
+    for count, dense in ((100, 0), (101, 101)):
+        numbers = tuple(float(n) for n in range(count))
+        figure = chart_figure(Chart("t", "x", "y", series=(Series("a", numbers, numbers),)))
+        assert (figure.count("<circle"), figure.count('class="dot dense c0"')) == (count, dense)
+
+
 def test_series_differ_without_colour() -> None:
     many = tuple(Series(str(n), (0, 1), (0, n)) for n in range(4))
     dashes = re.findall(r'stroke-dasharray="([^"]*)"/?>', chart_figure(Chart("t", "x", "y", series=many)))
