@@ -103,6 +103,11 @@ class RmsNorm(nn.Module):
         return out
 
 
+def adopt_norm(module: Any) -> RmsNorm:
+    """Ours with the weight of a transformers norm that keeps its epsilon as variance_epsilon, as most do."""
+    return RmsNorm(module.weight, module.variance_epsilon)
+
+
 class ZeroCentredNorm(RmsNorm):
     """x / rms(x) * (1 + weight)."""
 
@@ -161,6 +166,12 @@ class Mlp(nn.Module):
         """[T, intermediate size]: what goes into `down`."""
         opened = self.gate_up.forward(x)
         return squared_relu(opened) if self.squared_relu else gated_product(opened, self.limit)
+
+
+def adopt_mlp(module: Any, *, limit: float = math.inf) -> Mlp:
+    """Ours with the weights, and the biases if there are some, of gate_proj, up_proj and down_proj; limit: of an Mlp."""
+    gate_up = adopt_linears(module.gate_proj, module.up_proj)
+    return Mlp(gate_up=gate_up, down=adopt_linear(module.down_proj), limit=limit)
 
 
 def check_width(what: str, *, heads: int, head_dim: int, columns: int) -> None:
@@ -334,3 +345,18 @@ def make_experts(module: Any, *, squared_relu: bool = False, limit: float = math
         Mlp(gate_up=Linear([first]), down=Linear([second]), squared_relu=squared_relu, limit=limit)
         for first, second in zip(opens, module.down_proj, strict=True)
     ]
+
+
+def make_router(gate: Any) -> Router:
+    """Ours with the weights of a transformers DeepSeek-V3 router: by sigmoids, with a bias for the choice."""
+    return Router(
+        linear=Linear([gate.weight]),
+        top_k=gate.top_k,
+        sigmoid=True,
+        bias=gate.e_score_correction_bias,
+        groups=gate.num_group,
+        top_groups=gate.topk_group,
+        normalise=gate.norm_topk_prob,
+        epsilon=1e-20,
+        scale=gate.routed_scaling_factor,
+    )

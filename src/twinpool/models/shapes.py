@@ -170,8 +170,13 @@ class ConfigReader:
             raise ModelError(f"config.json lists layer type '{unknown[0]}' in {key}; known here: {', '.join(kinds)}.")
         return tuple(kinds[kind] for kind in listed)
 
-    def layer_numbers(self, key: str, *, first: int) -> frozenset[int] | None:
-        """Layers named by number, counted from `first`; None when the key is absent. Raises ModelError."""
+    def numbered_layers(
+        self, key: str, *, named: LayerSpec, others: LayerSpec, first: int = 0
+    ) -> tuple[LayerSpec, ...] | None:
+        """`named` for layers whose numbers are listed, counted from `first`, `others` for the rest; None without the list.
+
+        Raises ModelError.
+        """
         listed = self.items(key)
         if listed is None:
             return None
@@ -179,4 +184,5 @@ class ConfigReader:
         for number in listed:
             if isinstance(number, bool) or not isinstance(number, int) or not first <= number <= last:
                 raise ModelError(f"config.json names layer {number!r} in {key}; layers here are {first} to {last}.")
-        return frozenset(listed)
+        chosen = frozenset(listed)
+        return tuple(named if number in chosen else others for number in range(first, last + 1))

@@ -12,7 +12,7 @@ from twinpool.errors import ModelError
 from twinpool.models.attention.index import attend_chosen
 from twinpool.models.attention.index_layer import SparseIndex
 from twinpool.models.attention.latent import LatentKernel, LatentShape, attend, rotate_pairs
-from twinpool.models.blocks import Linear, RmsNorm, adopt_linear
+from twinpool.models.blocks import Linear, RmsNorm, adopt_linear, adopt_norm
 from twinpool.models.bound import Step
 from twinpool.models.rows import by_token
 
@@ -130,9 +130,9 @@ def adopt_latent(module: Any, *, layer: int, table: torch.Tensor, index: SparseI
     heads = module.kv_b_proj.weight.unflatten(0, (shape.heads, shape.plain + shape.value_dim))
     return LatentMixer(
         in_proj=_side_by_side(inputs),
-        query_norm=_norm(module.q_a_layernorm) if narrow else None,
+        query_norm=adopt_norm(module.q_a_layernorm) if narrow else None,
         query_up=adopt_linear(module.q_b_proj) if narrow else None,
-        latent_norm=_norm(module.kv_a_layernorm),
+        latent_norm=adopt_norm(module.kv_a_layernorm),
         keys=[Linear([head[: shape.plain].T]) for head in heads],
         values=[Linear([head[shape.plain :]]) for head in heads],
         kernel=LatentKernel(shape, dtype=weight.dtype, device=weight.device),
@@ -151,7 +151,3 @@ def _side_by_side(modules: Sequence[Any]) -> Linear:
     return Linear(
         weights, [w.new_zeros(len(w)) if m.bias is None else m.bias for m, w in zip(modules, weights, strict=True)]
     )
-
-
-def _norm(module: Any) -> RmsNorm:
-    return RmsNorm(module.weight, module.variance_epsilon)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from twinpool.models.attention.layer import adopt_attention
-from twinpool.models.blocks import Mlp, PreNormLayer, RmsNorm, adopt_linear, adopt_linears
+from twinpool.models.blocks import PreNormLayer, adopt_mlp, adopt_norm
 from twinpool.models.families.base import Decoder, Parts, Source
 from twinpool.models.mamba2.layer import adopt_mamba2
 from twinpool.models.mamba2.sharding import MAMBA2_KEYS, mamba2_cuts, narrow_inner
@@ -17,7 +17,7 @@ from twinpool.models.shard import ATTENTION, COLUMNS, ROWS, Sharding, on_first
 def build(parts: Parts) -> Decoder:
     """Our layers with the model's weights, in its order."""
     return Decoder(
-        layers=tuple(_layer(parts, block) for block in parts.base.layers), norm=_norm(parts.base.final_layernorm)
+        layers=tuple(_layer(parts, block) for block in parts.base.layers), norm=adopt_norm(parts.base.final_layernorm)
     )
 
 
@@ -28,17 +28,12 @@ def _layer(parts: Parts, block: Any) -> PreNormLayer:
     else:
         module = block.self_attn
         mixer = adopt_attention(module, layer=next(parts.attention), table=parts.table, out_proj=module.o_proj)
-    module = block.feed_forward
     return PreNormLayer(
-        norm=_norm(block.input_layernorm),
+        norm=adopt_norm(block.input_layernorm),
         mixer=mixer,
-        second_norm=_norm(block.pre_ff_layernorm),
-        mlp=Mlp(gate_up=adopt_linears(module.gate_proj, module.up_proj), down=adopt_linear(module.down_proj)),
+        second_norm=adopt_norm(block.pre_ff_layernorm),
+        mlp=adopt_mlp(block.feed_forward),
     )
-
-
-def _norm(module: Any) -> RmsNorm:
-    return RmsNorm(module.weight, module.variance_epsilon)
 
 
 SHARDING = Sharding(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from twinpool.models.attention.layer import AttentionMixer, adopt_attention
-from twinpool.models.blocks import Linear, RmsNorm, adopt_linear, adopt_linears, gated_product
+from twinpool.models.blocks import Linear, RmsNorm, adopt_linear, adopt_linears, adopt_norm, gated_product
 from twinpool.models.bound import Step
 from twinpool.models.families.base import Decoder, Parts, Source
 from twinpool.models.group import Adds
@@ -78,7 +78,7 @@ def build(parts: Parts) -> Decoder:
     """Our layers with the model's weights, in its order."""
     return Decoder(
         layers=tuple(_layer(parts, block) for block in parts.base.layers),
-        norm=_norm(parts.base.final_layernorm),
+        norm=adopt_norm(parts.base.final_layernorm),
         embed_scale=parts.config.embedding_multiplier,
         logit_scale=parts.config.lm_head_multiplier,
     )
@@ -87,7 +87,7 @@ def build(parts: Parts) -> Decoder:
 def _layer(parts: Parts, block: Any) -> FalconLayer:
     config, attention, mlp = parts.config, block.self_attn, block.feed_forward
     return FalconLayer(
-        norm=_norm(block.input_layernorm),
+        norm=adopt_norm(block.input_layernorm),
         ssm=adopt_mamba2(block.mamba, layer=next(parts.linear), factors=_column_factors(config, block.mamba)),
         attention=adopt_attention(
             attention,
@@ -97,7 +97,7 @@ def _layer(parts: Parts, block: Any) -> FalconLayer:
             # Keys are multiplied before they are rotated, which is linear: the scores are what changes.
             scale=attention.scaling * attention.key_multiplier,
         ),
-        second_norm=_norm(block.pre_ff_layernorm),
+        second_norm=adopt_norm(block.pre_ff_layernorm),
         mlp=FalconMlp(
             gate_up=adopt_linears(mlp.gate_proj, mlp.up_proj),
             down=adopt_linear(mlp.down_proj),
@@ -120,10 +120,6 @@ def _column_factors(config: Any, mixer: Any) -> torch.Tensor | None:
 
 def _times(x: torch.Tensor, factor: float) -> torch.Tensor:
     return x if factor == 1.0 else x * factor
-
-
-def _norm(module: Any) -> RmsNorm:
-    return RmsNorm(module.weight, module.variance_epsilon)
 
 
 SHARDING = Sharding(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from twinpool.models.blocks import RmsNorm
+from twinpool.models.blocks import RmsNorm, adopt_norm
 from twinpool.models.bound import Step
 from twinpool.models.families.base import Decoder, Parts, Source
 from twinpool.models.group import Adds
@@ -69,8 +69,7 @@ def build(parts: Parts) -> Decoder:
 
 def _layer(parts: Parts, block: Any) -> MambaLayer:
     mixer = adopt_mamba1(block.mixer, layer=next(parts.linear), norms=_norms(block.mixer))
-    norm = RmsNorm(block.norm.weight, block.norm.variance_epsilon)
-    return MambaLayer(norm, mixer, block.norm.weight.dtype)
+    return MambaLayer(adopt_norm(block.norm), mixer, block.norm.weight.dtype)
 
 
 def _norms(mixer: Any) -> SelectionNorms | None:

@@ -12,10 +12,10 @@ from torch import nn
 from twinpool.errors import ModelError
 from twinpool.models.attention.index_layer import adopt_index
 from twinpool.models.attention.latent_layer import adopt_latent
-from twinpool.models.blocks import Linear, Mlp, Moe, RmsNorm, make_experts
+from twinpool.models.blocks import Linear, Mlp, Moe, RmsNorm, adopt_mlp, adopt_norm, make_experts, make_router
 from twinpool.models.bound import Step
 from twinpool.models.families.base import Decoder, Parts, Source
-from twinpool.models.families.kimi import CONVOLUTIONS, FORGET_GATE, make_router
+from twinpool.models.families.kimi import CONVOLUTIONS, FORGET_GATE
 from twinpool.models.group import Adds
 from twinpool.models.kda.layer import adopt_kda
 from twinpool.models.kda.sharding import delta_sharding
@@ -144,7 +144,7 @@ def check(config: Any) -> None:
 def build(parts: Parts) -> Decoder:
     """Our layers with the model's weights, in its order."""
     layers = [_layer(parts, block) for block in parts.base.layers]
-    return Decoder(layers=(OpenStreams(parts.config.hc_mult), *layers), norm=CloseStreams(_norm(parts.base.norm)))
+    return Decoder(layers=(OpenStreams(parts.config.hc_mult), *layers), norm=CloseStreams(adopt_norm(parts.base.norm)))
 
 
 def _layer(parts: Parts, block: Any) -> StreamLayer:
@@ -158,31 +158,19 @@ def _layer(parts: Parts, block: Any) -> StreamLayer:
         mixer = adopt_latent(block.self_attn, layer=layer, table=parts.table, index=index)
     return StreamLayer(
         connection=Connection(block.attn_hc),
-        norm=_norm(block.input_layernorm),
+        norm=adopt_norm(block.input_layernorm),
         mixer=mixer,
         second_connection=Connection(block.ffn_hc),
-        second_norm=_norm(block.post_attention_layernorm),
+        second_norm=adopt_norm(block.post_attention_layernorm),
         mlp=_feed_forward(block.mlp, parts.config.swiglu_limit),
     )
 
 
 def _feed_forward(module: Any, limit: float) -> Mlp | Moe:
     if not hasattr(module, "experts"):
-        return _mlp(module, limit)
+        return adopt_mlp(module, limit=limit)
     experts = make_experts(module.experts, limit=limit)
-    return Moe(router=make_router(module.gate), experts=experts, shared=_mlp(module.shared_experts, limit))
-
-
-def _mlp(module: Any, limit: float) -> Mlp:
-    return Mlp(
-        gate_up=Linear([module.gate_proj.weight, module.up_proj.weight]),
-        down=Linear([module.down_proj.weight]),
-        limit=limit,
-    )
-
-
-def _norm(module: Any) -> RmsNorm:
-    return RmsNorm(module.weight, module.variance_epsilon)
+    return Moe(router=make_router(module.gate), experts=experts, shared=adopt_mlp(module.shared_experts, limit=limit))
 
 
 def _sum(x: torch.Tensor, dim: int) -> torch.Tensor:

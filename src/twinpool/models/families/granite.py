@@ -8,7 +8,7 @@ from torch import nn
 
 from twinpool.errors import ModelError
 from twinpool.models.attention.layer import adopt_attention
-from twinpool.models.blocks import Linear, Mlp, Moe, PreNormLayer, RmsNorm, Router, make_experts
+from twinpool.models.blocks import Linear, Mlp, Moe, PreNormLayer, Router, adopt_norm, make_experts
 from twinpool.models.families.base import Decoder, Parts, Source
 from twinpool.models.mamba2.layer import adopt_mamba2
 from twinpool.models.mamba2.sharding import MAMBA2_KEYS, mamba2_cuts, narrow_inner
@@ -29,7 +29,7 @@ def build(parts: Parts) -> Decoder:
     """Our layers with the model's weights, in its order."""
     return Decoder(
         layers=tuple(_layer(parts, block) for block in parts.base.layers),
-        norm=_norm(parts.base.norm),
+        norm=adopt_norm(parts.base.norm),
         embed_scale=parts.config.embedding_multiplier,
         logit_scale=1.0 / parts.config.logits_scaling,
     )
@@ -43,9 +43,9 @@ def _layer(parts: Parts, block: Any) -> PreNormLayer:
         module = block.self_attn
         mixer = adopt_attention(module, layer=next(parts.attention), table=parts.table, out_proj=module.o_proj)
     return PreNormLayer(
-        norm=_norm(block.input_layernorm),
+        norm=adopt_norm(block.input_layernorm),
         mixer=mixer,
-        second_norm=_norm(block.post_attention_layernorm),
+        second_norm=adopt_norm(block.post_attention_layernorm),
         mlp=_feed_forward(block),
         multiplier=block.residual_multiplier,
     )
@@ -60,10 +60,6 @@ def _feed_forward(block: Any) -> Mlp | Moe:
         return shared
     router = Router(linear=Linear([moe.router.weight]), top_k=moe.router.top_k, normalise=True)
     return Moe(router=router, experts=make_experts(moe.experts), shared=shared)
-
-
-def _norm(module: Any) -> RmsNorm:
-    return RmsNorm(module.weight, module.variance_epsilon)
 
 
 SHARDING = Sharding(

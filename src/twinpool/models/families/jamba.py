@@ -8,7 +8,7 @@ from torch import nn
 
 from twinpool.errors import ModelError
 from twinpool.models.attention.layer import adopt_attention
-from twinpool.models.blocks import Linear, Mlp, Moe, PreNormLayer, RmsNorm, Router, make_experts
+from twinpool.models.blocks import Linear, Mlp, Moe, PreNormLayer, Router, adopt_mlp, adopt_norm, make_experts
 from twinpool.models.families.base import Decoder, Parts, Source
 from twinpool.models.mamba1.layer import SelectionNorms, adopt_mamba1
 from twinpool.models.mamba1.sharding import mamba1_cuts
@@ -25,7 +25,7 @@ def check(config: Any) -> None:
 def build(parts: Parts) -> Decoder:
     """Our layers with the model's weights, in its order."""
     layers = tuple(_layer(parts, block) for block in parts.base.layers)
-    return Decoder(layers=layers, norm=_norm(parts.base.final_layernorm))
+    return Decoder(layers=layers, norm=adopt_norm(parts.base.final_layernorm))
 
 
 def _layer(parts: Parts, block: Any) -> PreNormLayer:
@@ -35,26 +35,23 @@ def _layer(parts: Parts, block: Any) -> PreNormLayer:
         mixer = adopt_attention(module, layer=next(parts.attention), table=parts.table, out_proj=module.o_proj)
     else:
         inner = block.mamba
-        norms = SelectionNorms(_norm(inner.dt_layernorm), _norm(inner.b_layernorm), _norm(inner.c_layernorm))
+        norms = SelectionNorms(
+            adopt_norm(inner.dt_layernorm), adopt_norm(inner.b_layernorm), adopt_norm(inner.c_layernorm)
+        )
         mixer = adopt_mamba1(inner, layer=next(parts.linear), norms=norms)
     return PreNormLayer(
-        norm=_norm(block.input_layernorm),
+        norm=adopt_norm(block.input_layernorm),
         mixer=mixer,
-        second_norm=_norm(block.pre_ff_layernorm),
+        second_norm=adopt_norm(block.pre_ff_layernorm),
         mlp=_feed_forward(block.feed_forward),
     )
 
 
 def _feed_forward(module: Any) -> Mlp | Moe:
     if not hasattr(module, "experts"):
-        gate_up = Linear([module.gate_proj.weight, module.up_proj.weight])
-        return Mlp(gate_up=gate_up, down=Linear([module.down_proj.weight]))
+        return adopt_mlp(module)
     router = Router(linear=Linear([module.router.weight]), top_k=module.router.top_k, normalise=False)
     return Moe(router=router, experts=make_experts(module.experts))
-
-
-def _norm(module: Any) -> RmsNorm:
-    return RmsNorm(module.weight, module.variance_epsilon)
 
 
 SHARDING = Sharding(

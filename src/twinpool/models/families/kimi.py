@@ -9,7 +9,7 @@ from torch import nn
 
 from twinpool.errors import ModelError
 from twinpool.models.attention.latent_layer import adopt_latent
-from twinpool.models.blocks import Linear, Mlp, Moe, PreNormLayer, RmsNorm, Router, make_experts
+from twinpool.models.blocks import Mlp, Moe, PreNormLayer, adopt_mlp, adopt_norm, make_experts, make_router
 from twinpool.models.families.base import Decoder, Parts, Source
 from twinpool.models.kda.layer import adopt_kda
 from twinpool.models.kda.sharding import delta_sharding
@@ -41,7 +41,7 @@ def build(parts: Parts) -> Decoder:
 def decoder(parts: Parts, *, lower_bound: Callable[[Any], float | None]) -> Decoder:
     """Our layers with the model's weights; `lower_bound` of one of its KDA modules is adopt_kda's."""
     layers = tuple(_layer(parts, block, lower_bound) for block in parts.base.layers)
-    return Decoder(layers=layers, norm=_norm(parts.base.norm))
+    return Decoder(layers=layers, norm=adopt_norm(parts.base.norm))
 
 
 def _layer(parts: Parts, block: Any, lower_bound: Callable[[Any], float | None]) -> PreNormLayer:
@@ -51,9 +51,9 @@ def _layer(parts: Parts, block: Any, lower_bound: Callable[[Any], float | None])
     else:
         mixer = adopt_latent(block.self_attn, layer=next(parts.attention), table=parts.table)
     return PreNormLayer(
-        norm=_norm(block.input_layernorm),
+        norm=adopt_norm(block.input_layernorm),
         mixer=mixer,
-        second_norm=_norm(block.post_attention_layernorm),
+        second_norm=adopt_norm(block.post_attention_layernorm),
         mlp=feed_forward(block.mlp),
     )
 
@@ -61,33 +61,10 @@ def _layer(parts: Parts, block: Any, lower_bound: Callable[[Any], float | None])
 def feed_forward(module: Any) -> Mlp | Moe:
     """Our MLP, or experts as DeepSeek-V3 chooses them: by sigmoids, with a bias for the choice, and one shared."""
     if not hasattr(module, "experts"):
-        return _mlp(module)
+        return adopt_mlp(module)
     return Moe(
-        router=make_router(module.gate), experts=make_experts(module.experts), shared=_mlp(module.shared_experts)
+        router=make_router(module.gate), experts=make_experts(module.experts), shared=adopt_mlp(module.shared_experts)
     )
-
-
-def make_router(gate: Any) -> Router:
-    """Ours with the weights of a transformers DeepSeek-V3 router."""
-    return Router(
-        linear=Linear([gate.weight]),
-        top_k=gate.top_k,
-        sigmoid=True,
-        bias=gate.e_score_correction_bias,
-        groups=gate.num_group,
-        top_groups=gate.topk_group,
-        normalise=gate.norm_topk_prob,
-        epsilon=1e-20,
-        scale=gate.routed_scaling_factor,
-    )
-
-
-def _mlp(module: Any) -> Mlp:
-    return Mlp(gate_up=Linear([module.gate_proj.weight, module.up_proj.weight]), down=Linear([module.down_proj.weight]))
-
-
-def _norm(module: Any) -> RmsNorm:
-    return RmsNorm(module.weight, module.variance_epsilon)
 
 
 # The published names: the decay's parts beside the projections, experts numbered as in Mixtral.

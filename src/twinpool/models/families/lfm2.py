@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from twinpool.models.attention.layer import HeadNorms, adopt_attention
-from twinpool.models.blocks import Linear, Mlp, Moe, PreNormLayer, RmsNorm, Router, make_experts
+from twinpool.models.blocks import Linear, Mlp, Moe, PreNormLayer, Router, adopt_norm, make_experts
 from twinpool.models.families.base import Decoder, Parts, Source, only_text
 from twinpool.models.shard import ATTENTION, COLUMNS, EXPERTS_GATE_UP, ROWS, Sharding, cut, on_first
 from twinpool.models.shortconv.layer import adopt_short_conv
@@ -17,7 +17,7 @@ from twinpool.models.shortconv.layer import adopt_short_conv
 def build(parts: Parts) -> Decoder:
     """Our layers with the model's weights, in its order."""
     return Decoder(
-        layers=tuple(_layer(parts, block) for block in parts.base.layers), norm=_norm(parts.base.embedding_norm)
+        layers=tuple(_layer(parts, block) for block in parts.base.layers), norm=adopt_norm(parts.base.embedding_norm)
     )
 
 
@@ -36,9 +36,9 @@ def _layer(parts: Parts, block: Any) -> PreNormLayer:
     else:
         mixer = adopt_short_conv(block.conv, layer=next(parts.linear))
     return PreNormLayer(
-        norm=_norm(block.operator_norm),
+        norm=adopt_norm(block.operator_norm),
         mixer=mixer,
-        second_norm=_norm(block.ffn_norm),
+        second_norm=adopt_norm(block.ffn_norm),
         mlp=_feed_forward(block.feed_forward),
     )
 
@@ -57,10 +57,6 @@ def _feed_forward(module: Any) -> Mlp | Moe:
         scale=gate.routed_scaling_factor,
     )
     return Moe(router=router, experts=make_experts(module.experts))
-
-
-def _norm(module: Any) -> RmsNorm:
-    return RmsNorm(module.weight, module.variance_epsilon)
 
 
 def _channels(config: Any) -> tuple[tuple[int, int], ...]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from twinpool.errors import ModelError
 from twinpool.models.attention.layer import adopt_attention
-from twinpool.models.blocks import Linear, Mlp, Moe, RmsNorm, Router, adopt_linear, make_experts
+from twinpool.models.blocks import Mlp, Moe, adopt_linear, adopt_norm, make_experts, make_router
 from twinpool.models.bound import Step
 from twinpool.models.families.base import Decoder, Parts, Source
 from twinpool.models.group import Adds
@@ -84,11 +84,13 @@ def check(config: Any) -> None:
 
 def build(parts: Parts) -> Decoder:
     """Our layers with the model's weights, in its order."""
-    return Decoder(layers=tuple(_layer(parts, block) for block in parts.base.layers), norm=_norm(parts.base.norm_f))
+    return Decoder(
+        layers=tuple(_layer(parts, block) for block in parts.base.layers), norm=adopt_norm(parts.base.norm_f)
+    )
 
 
 def _layer(parts: Parts, block: Any) -> nn.Module:
-    module, norm = block.mixer, _norm(block.norm)
+    module, norm = block.mixer, adopt_norm(block.norm)
     if block.block_type == "linear_attention":
         return MixerLayer(norm, adopt_mamba2(module, layer=next(parts.linear)))
     if block.block_type == "full_attention":
@@ -102,31 +104,14 @@ def _mlp(module: Any) -> Mlp:
 
 
 def _experts(module: Any) -> Moe:
-    gate, shared = module.gate, _mlp(module.shared_experts)
-    experts = make_experts(module.experts, squared_relu=True)
-    router = Router(
-        linear=Linear([gate.weight]),
-        top_k=gate.top_k,
-        sigmoid=True,
-        bias=gate.e_score_correction_bias,
-        groups=gate.num_group,
-        top_groups=gate.topk_group,
-        normalise=gate.norm_topk_prob,
-        epsilon=1e-20,
-        scale=gate.routed_scaling_factor,
-    )
     whole = isinstance(module.fc1_latent_proj, nn.Identity)
     return Moe(
-        router=router,
-        experts=experts,
-        shared=shared,
+        router=make_router(module.gate),
+        experts=make_experts(module.experts, squared_relu=True),
+        shared=_mlp(module.shared_experts),
         narrow=None if whole else adopt_linear(module.fc1_latent_proj),
         widen=None if whole else adopt_linear(module.fc2_latent_proj),
     )
-
-
-def _norm(module: Any) -> RmsNorm:
-    return RmsNorm(module.weight, module.variance_epsilon)
 
 
 _MAMBA2 = Mamba2Keys(heads="mamba_num_heads", head_dim="mamba_head_dim", groups="n_groups", state_size="ssm_state_size")

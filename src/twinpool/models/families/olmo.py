@@ -14,11 +14,10 @@ from torch import nn
 
 from twinpool.models.attention.layer import AttentionMixer, adopt_attention
 from twinpool.models.attention.ops import attend
-from twinpool.models.blocks import Linear, Mlp, PreNormLayer, RmsNorm, adopt_linear
+from twinpool.models.blocks import Linear, Mlp, PreNormLayer, RmsNorm, adopt_linear, adopt_mlp, adopt_norm
 from twinpool.models.bound import Step
 from twinpool.models.families.base import Decoder, Parts, Source
-from twinpool.models.gdn.layer import GdnMixer
-from twinpool.models.gdn.ops import GdnKernel, GdnShape
+from twinpool.models.gdn.layer import GdnMixer, adopt_kernel
 from twinpool.models.gdn.sharding import qkv_heads
 from twinpool.models.group import Adds, Rms
 from twinpool.models.shard import ATTENTION, COLUMNS, ROWS, Sharding, cut, kv_rows
@@ -70,56 +69,36 @@ class PostNormLayer(nn.Module):
 
 def build(parts: Parts) -> Decoder:
     """Our layers with the model's weights, in its order."""
-    return Decoder(layers=tuple(_layer(parts, block) for block in parts.base.layers), norm=_norm(parts.base.norm))
+    return Decoder(layers=tuple(_layer(parts, block) for block in parts.base.layers), norm=adopt_norm(parts.base.norm))
 
 
 def _layer(parts: Parts, block: Any) -> PreNormLayer | PostNormLayer:
-    mlp = Mlp(
-        gate_up=Linear([block.mlp.gate_proj.weight, block.mlp.up_proj.weight]),
-        down=Linear([block.mlp.down_proj.weight]),
-    )
+    mlp = adopt_mlp(block.mlp)
     if hasattr(block, "linear_attn"):
         return PreNormLayer(
-            norm=_norm(block.input_layernorm),
+            norm=adopt_norm(block.input_layernorm),
             mixer=_delta_net(block.linear_attn, layer=next(parts.linear)),
-            second_norm=_norm(block.post_attention_layernorm),
+            second_norm=adopt_norm(block.post_attention_layernorm),
             mlp=mlp,
         )
     module = block.self_attn
     mixer = adopt_attention(module, layer=next(parts.attention), table=parts.table, out_proj=module.o_proj)
     return PostNormLayer(
-        attention=NormedAttention(mixer, _norm(module.q_norm), _norm(module.k_norm)),
-        norm=_norm(block.post_attention_layernorm),
+        attention=NormedAttention(mixer, adopt_norm(module.q_norm), adopt_norm(module.k_norm)),
+        norm=adopt_norm(block.post_attention_layernorm),
         mlp=mlp,
-        second_norm=_norm(block.post_feedforward_layernorm),
+        second_norm=adopt_norm(block.post_feedforward_layernorm),
     )
 
 
 def _delta_net(module: Any, *, layer: int) -> GdnMixer:
-    shape = GdnShape(
-        key_heads=module.num_k_heads,
-        value_heads=module.num_v_heads,
-        key_dim=module.head_k_dim,
-        value_dim=module.head_v_dim,
-        kernel=module.conv_kernel_size,
-        eps=module.o_norm.variance_epsilon,
-        beta_scale=2.0 if module.allow_neg_eigval else 1.0,
-    )
-    kernel = GdnKernel(
-        shape,
-        conv_weight=module.conv1d.weight.squeeze(1),
-        a_log=module.A_log,
-        dt_bias=module.dt_bias,
-        norm_weight=module.o_norm.weight,
-    )
+    norm = module.o_norm
+    beta_scale = 2.0 if module.allow_neg_eigval else 1.0
+    kernel = adopt_kernel(module, norm=norm, eps=norm.variance_epsilon, beta_scale=beta_scale)
     inputs = (module.q_proj, module.k_proj, module.v_proj, module.g_proj, module.b_proj, module.a_proj)
     return GdnMixer(
         in_proj=Linear([p.weight for p in inputs]), kernel=kernel, out_proj=adopt_linear(module.o_proj), layer=layer
     )
-
-
-def _norm(module: Any) -> RmsNorm:
-    return RmsNorm(module.weight, module.variance_epsilon)
 
 
 SHARDING = Sharding(

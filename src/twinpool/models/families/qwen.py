@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from twinpool.models.attention.layer import HeadNorms, adopt_attention
-from twinpool.models.blocks import Linear, Mlp, Moe, PreNormLayer, Router, ZeroCentredNorm, make_experts
+from twinpool.models.blocks import Linear, Mlp, Moe, PreNormLayer, Router, ZeroCentredNorm, adopt_mlp, make_experts
 from twinpool.models.families.base import Decoder, Parts, Source, only_text
 from twinpool.models.gdn.layer import adopt_gdn
 from twinpool.models.gdn.sharding import qkv_heads
@@ -42,13 +42,9 @@ def _norm(module: Any) -> ZeroCentredNorm:
     return ZeroCentredNorm(module.weight, module.eps)
 
 
-def _mlp(module: Any) -> Mlp:
-    return Mlp(gate_up=Linear([module.gate_proj.weight, module.up_proj.weight]), down=Linear([module.down_proj.weight]))
-
-
 def _feed_forward(module: Any) -> Mlp | Moe:
     if not hasattr(module, "experts"):
-        return _mlp(module)
+        return adopt_mlp(module)
     return Moe(
         router=Router(
             linear=Linear([module.gate.weight]),
@@ -56,7 +52,7 @@ def _feed_forward(module: Any) -> Mlp | Moe:
             normalise=getattr(module.gate, "norm_topk_prob", True),
         ),
         experts=make_experts(module.experts),
-        shared=_mlp(module.shared_expert),
+        shared=adopt_mlp(module.shared_expert),
         shared_gate=Linear([module.shared_expert_gate.weight]),
     )
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from twinpool.errors import ModelError
 from twinpool.models.attention.ops import AttentionKernel, AttentionShape, attend
-from twinpool.models.blocks import Linear, RmsNorm, adopt_linear, adopt_linears
+from twinpool.models.blocks import Linear, RmsNorm, adopt_linear, adopt_linears, adopt_norm
 from twinpool.models.bound import Step
 from twinpool.models.families.base import Decoder, Parts, Source
 from twinpool.models.group import Adds
@@ -68,7 +68,7 @@ class SharedBlock(nn.Module):
     def __init__(self, module: Any, table: torch.Tensor) -> None:
         super().__init__()
         attention, mlp, config = module.self_attn, module.feed_forward, module.self_attn.config
-        self.norm, self.second_norm = _norm(module.input_layernorm), _norm(module.pre_ff_layernorm)
+        self.norm, self.second_norm = adopt_norm(module.input_layernorm), adopt_norm(module.pre_ff_layernorm)
         self.qkv = adopt_linears(attention.q_proj, attention.k_proj, attention.v_proj)
         self.o_proj = adopt_linear(attention.o_proj)
         self.gate_up, self.down = adopt_linear(mlp.gate_up_proj), adopt_linear(mlp.down_proj)
@@ -189,7 +189,7 @@ def _layer(parts: Parts, block: Any, number: int, shared: dict[int, SharedBlock]
     """shared: blocks that are made already, by the identity of a weight of theirs."""
     hybrid = hasattr(block, "shared_transformer")
     inner = block.mamba_decoder if hybrid else block
-    norm, mamba = _norm(inner.input_layernorm), adopt_mamba2(inner.mamba, layer=next(parts.linear))
+    norm, mamba = adopt_norm(inner.input_layernorm), adopt_mamba2(inner.mamba, layer=next(parts.linear))
     if not hybrid:
         return ZambaLayer(norm, mamba)
     module = block.shared_transformer
@@ -212,10 +212,6 @@ def _attention_adapter(module: Any, use: int) -> Adapter | None:
     if not module.config.use_shared_attention_adapter:
         return None
     return Adapter([getattr(module, f"linear_{name}_adapter_list")[use] for name in "qkv"])
-
-
-def _norm(module: Any) -> RmsNorm:
-    return RmsNorm(module.weight, module.variance_epsilon)
 
 
 def _added_to_nothing(summed: Callable[[Adds], Adds], linear: Linear) -> Callable[[torch.Tensor], torch.Tensor]:

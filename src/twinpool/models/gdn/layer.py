@@ -34,26 +34,32 @@ class GdnMixer(nn.Module):
 
 def adopt_gdn(module: Any, *, layer: int) -> GdnMixer:
     """Our mixer with the weights of a Qwen3-Next or Qwen3.5 GatedDeltaNet; `layer` counts linear layers."""
+    kernel = adopt_kernel(module, norm=module.norm, eps=module.layer_norm_epsilon)
+    if hasattr(module, "in_proj_qkvz"):
+        weights = _separate(module.in_proj_qkvz.weight, module.in_proj_ba.weight, kernel.shape)
+    else:
+        weights = [p.weight for p in (module.in_proj_qkv, module.in_proj_z, module.in_proj_b, module.in_proj_a)]
+    return GdnMixer(in_proj=Linear(weights), kernel=kernel, out_proj=Linear([module.out_proj.weight]), layer=layer)
+
+
+def adopt_kernel(module: Any, *, norm: Any, eps: float, beta_scale: float = 1.0) -> GdnKernel:
+    """Ours with what lies between the projections of a transformers gated delta net; norm: its gated norm, eps: of that."""
     shape = GdnShape(
         key_heads=module.num_k_heads,
         value_heads=module.num_v_heads,
         key_dim=module.head_k_dim,
         value_dim=module.head_v_dim,
         kernel=module.conv_kernel_size,
-        eps=module.layer_norm_epsilon,
+        eps=eps,
+        beta_scale=beta_scale,
     )
-    kernel = GdnKernel(
+    return GdnKernel(
         shape,
         conv_weight=module.conv1d.weight.squeeze(1),
         a_log=module.A_log,
         dt_bias=module.dt_bias,
-        norm_weight=module.norm.weight,
+        norm_weight=norm.weight,
     )
-    if hasattr(module, "in_proj_qkvz"):
-        weights = _separate(module.in_proj_qkvz.weight, module.in_proj_ba.weight, shape)
-    else:
-        weights = [p.weight for p in (module.in_proj_qkv, module.in_proj_z, module.in_proj_b, module.in_proj_a)]
-    return GdnMixer(in_proj=Linear(weights), kernel=kernel, out_proj=Linear([module.out_proj.weight]), layer=layer)
 
 
 def _separate(qkvz: torch.Tensor, ba: torch.Tensor, shape: GdnShape) -> list[torch.Tensor]:

@@ -34,13 +34,11 @@ def inkling_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
     window = WindowSpec(sliding, reader.integer("sliding_window_size", default=512))
     wide, narrow = LayerSpec(attention=full, linear=conv), LayerSpec(linear=conv, window=window)
     listed = reader.layers("layer_types", {"hybrid": wide, "hybrid_sliding": narrow})
-    if listed is not None:
-        return listed
-    n_layers = reader.integer("num_hidden_layers")
-    local = reader.layer_numbers("local_layer_ids", first=0)
-    if local is None:
-        local = frozenset(i for i in range(n_layers) if (i + 1) % 6)
-    return tuple(narrow if i in local else wide for i in range(n_layers))
+    if listed is None:
+        listed = reader.numbered_layers("local_layer_ids", named=narrow, others=wide)
+    if listed is None:
+        listed = tuple(narrow if (i + 1) % 6 else wide for i in range(reader.integer("num_hidden_layers")))
+    return listed
 
 
 def _sliding(reader: ConfigReader) -> GqaSpec:

@@ -49,12 +49,11 @@ def kimi_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
         raise ModelError(f"config.json says linear_attn_config={nested!r}; it must be an object.")
     linear, attention = LayerSpec(linear=KdaSpec(heads, head_dim, kernel)), LayerSpec(attention=MlaSpec.read(reader))
     listed = reader.layers("layer_types", {"linear_attention": linear, "full_attention": attention})
-    if listed is not None:
-        return listed
-    full = own.layer_numbers("full_attn_layers", first=1)
-    if full is None:
+    if listed is None:
+        listed = own.numbered_layers("full_attn_layers", named=attention, others=linear, first=1)
+    if listed is None:
         raise ModelError("config.json has no 'full_attn_layers' in linear_attn_config, which this architecture needs.")
-    return tuple(attention if i + 1 in full else linear for i in range(reader.integer("num_hidden_layers")))
+    return listed
 
 
 def glm_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:

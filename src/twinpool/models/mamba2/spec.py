@@ -101,10 +101,10 @@ def falcon_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
 def bamba_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
     """attn_layer_indices names the attention layers, counted from 0. Raises ModelError."""
     mamba, attention = LayerSpec(linear=_read_mamba(reader)), LayerSpec(attention=GqaSpec.read(reader))
-    full = reader.layer_numbers("attn_layer_indices", first=0)
-    if full is None:
+    listed = reader.numbered_layers("attn_layer_indices", named=attention, others=mamba)
+    if listed is None:
         raise ModelError("config.json has no 'attn_layer_indices', which this architecture needs.")
-    return tuple(attention if i in full else mamba for i in range(reader.integer("num_hidden_layers")))
+    return listed
 
 
 def zamba_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
@@ -124,12 +124,11 @@ def zamba_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
     wide = max(1, 2 * hidden // reader.integer("num_attention_heads", default=32))
     plain, both = LayerSpec(linear=mamba), LayerSpec(attention=GqaSpec.read(reader, head_dim=wide), linear=mamba)
     listed = reader.layers("layers_block_type", {"mamba": plain, "linear_attention": plain, "hybrid": both})
-    if listed is not None:
-        return listed
-    full = reader.layer_numbers("hybrid_layer_ids", first=0)
-    if full is None:
+    if listed is None:
+        listed = reader.numbered_layers("hybrid_layer_ids", named=both, others=plain)
+    if listed is None:
         raise ModelError("config.json has neither 'layers_block_type' nor 'hybrid_layer_ids', one of which is needed.")
-    return tuple(both if i in full else plain for i in range(reader.integer("num_hidden_layers")))
+    return listed
 
 
 def pure_mamba2_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:

@@ -27,9 +27,8 @@ def lfm2_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
     kernel = reader.integer("conv_L_cache", default=3, least=2)
     conv = LayerSpec(linear=ShortConvSpec(reader.integer("hidden_size"), kernel))
     listed = reader.layers("layer_types", {"conv": conv, "full_attention": attention})
-    if listed is not None:
-        return listed
-    full = reader.layer_numbers("full_attn_idxs", first=0)
-    if full is None:
+    if listed is None:
+        listed = reader.numbered_layers("full_attn_idxs", named=attention, others=conv)
+    if listed is None:
         raise ModelError("config.json has neither 'layer_types' nor 'full_attn_idxs', one of which is needed.")
-    return tuple(attention if i in full else conv for i in range(reader.integer("num_hidden_layers")))
+    return listed
