@@ -13,6 +13,17 @@ import numpy as np
 from tests.tiny_models import VOCAB, tiny_checkpoint
 from twinpool import LLM, SamplingParams
 
+# Every strategy of the prefix cache, and what else changes where states are kept and when they are there.
+STRATEGIES: dict[str, dict[str, object]] = {
+    "extra_buffer": {"mamba_radix_cache_strategy": "extra_buffer"},
+    "extra_buffer, no overlap": {"mamba_radix_cache_strategy": "extra_buffer", "disable_overlap_schedule": True},
+    "extra_buffer, pages of 16": {"mamba_radix_cache_strategy": "extra_buffer", "page_size": 16},
+    "lazy": {"mamba_radix_cache_strategy": "extra_buffer_lazy"},
+    "lazy, pages of 16": {"mamba_radix_cache_strategy": "extra_buffer_lazy", "page_size": 16},
+    "no_buffer": {"mamba_radix_cache_strategy": "no_buffer", "disable_overlap_schedule": True},
+    "off": {"disable_radix_cache": True},
+}
+CACHING = tuple(name for name in STRATEGIES if name != "off")
 # Token ids and the bit patterns of their log-probabilities: equal only if every logit was.
 Said = list[tuple[tuple[int, ...], tuple[float, ...]]]
 

@@ -18,7 +18,17 @@ import httpx
 import pytest
 
 from tests.agreement.live import Live, live_server
-from tests.agreement.llm_runs import Said, checkpoint, conversation, greedy, prompt, say_alone, tiny_llm
+from tests.agreement.llm_runs import (
+    CACHING,
+    STRATEGIES,
+    Said,
+    checkpoint,
+    conversation,
+    greedy,
+    prompt,
+    say_alone,
+    tiny_llm,
+)
 from twinpool import LLM, SamplingParams
 from twinpool.engine.copies import TierCopies
 from twinpool.engine.disk import DiskTier
@@ -26,14 +36,6 @@ from twinpool.errors import ConfigError
 from twinpool.sched import disk
 from twinpool.storage import files
 
-STRATEGIES = {
-    "extra_buffer": {"mamba_radix_cache_strategy": "extra_buffer"},
-    "extra_buffer, no overlap": {"mamba_radix_cache_strategy": "extra_buffer", "disable_overlap_schedule": True},
-    "extra_buffer, pages of 16": {"mamba_radix_cache_strategy": "extra_buffer", "page_size": 16},
-    "lazy": {"mamba_radix_cache_strategy": "extra_buffer_lazy"},
-    "lazy, pages of 16": {"mamba_radix_cache_strategy": "extra_buffer_lazy", "page_size": 16},
-    "no_buffer": {"mamba_radix_cache_strategy": "no_buffer", "disable_overlap_schedule": True},
-}
 HOST = {"enable_hierarchical_cache": True, "hicache_size": 0.02, "mamba_track_interval": 64, "chunked_prefill_size": 96}
 N_TOKENS = 20
 SEED = 10
@@ -88,7 +90,7 @@ def written(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "policy"),
-    [(name, "write_through") for name in STRATEGIES]
+    [(name, "write_through") for name in CACHING]
     + [("extra_buffer", "write_through_selective"), ("lazy, pages of 16", "write_back"), ("no_buffer", "write_back")],
 )
 def test_a_restart_resumes_from_the_disk_and_says_the_same(tmp_path: Path, name, policy) -> None:

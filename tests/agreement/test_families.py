@@ -11,7 +11,17 @@ from functools import cache
 
 import pytest
 
-from tests.agreement.llm_runs import Said, checkpoint, conversation, greedy, prompt, say, say_alone, tiny_llm
+from tests.agreement.llm_runs import (
+    STRATEGIES,
+    Said,
+    checkpoint,
+    conversation,
+    greedy,
+    prompt,
+    say,
+    say_alone,
+    tiny_llm,
+)
 from tests.tiny_models import _CLASSES, FAMILIES
 from twinpool import LLM, bootlog
 from twinpool.engine.checkpoint import read_spec
@@ -19,12 +29,7 @@ from twinpool.errors import ConfigError
 from twinpool.models.registry import family_of
 from twinpool.units import GIB
 
-STRATEGIES = {
-    "extra_buffer": {"mamba_radix_cache_strategy": "extra_buffer"},
-    "lazy": {"mamba_radix_cache_strategy": "extra_buffer_lazy"},
-    "no_buffer": {"mamba_radix_cache_strategy": "no_buffer", "disable_overlap_schedule": True},
-    "off": {"disable_radix_cache": True},
-}
+NAMES = ("extra_buffer", "lazy", "no_buffer", "off")
 TURN = greedy(20)
 CHUNK = 96
 # So many tokens in the pool that not all of the prompts of `retract` can end side by side.
@@ -35,7 +40,7 @@ def supported(family: str, strategy: str) -> bool:
     return strategy in ("no_buffer", "off") or family_of(_CLASSES[family][1]).supports_extra_buffer
 
 
-CELLS = [(family, strategy) for family in FAMILIES for strategy in STRATEGIES if supported(family, strategy)]
+CELLS = [(family, strategy) for family in FAMILIES for strategy in NAMES if supported(family, strategy)]
 
 
 @cache
@@ -124,7 +129,7 @@ def test_retract(cell: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_strategies_that_a_family_cannot_have_are_refused(family: str) -> None:
-    for strategy in STRATEGIES:
+    for strategy in NAMES:
         if not supported(family, strategy):
             with (
                 pytest.raises(ConfigError, match=r"is not supported for .*; use no_buffer"),

@@ -6,19 +6,22 @@ from functools import cache
 
 import pytest
 
-from tests.agreement.llm_runs import Said, checkpoint, conversation, greedy, prompt, say, say_alone, tiny_llm
+from tests.agreement.llm_runs import (
+    CACHING,
+    STRATEGIES,
+    Said,
+    checkpoint,
+    conversation,
+    greedy,
+    prompt,
+    say,
+    say_alone,
+    tiny_llm,
+)
 from twinpool import LLM
 from twinpool.engine.copies import Part, TierCopies
 from twinpool.step import HostCopy, SlotOrder
 
-STRATEGIES = {
-    "extra_buffer": {"mamba_radix_cache_strategy": "extra_buffer"},
-    "extra_buffer, no overlap": {"mamba_radix_cache_strategy": "extra_buffer", "disable_overlap_schedule": True},
-    "extra_buffer, pages of 16": {"mamba_radix_cache_strategy": "extra_buffer", "page_size": 16},
-    "lazy": {"mamba_radix_cache_strategy": "extra_buffer_lazy"},
-    "lazy, pages of 16": {"mamba_radix_cache_strategy": "extra_buffer_lazy", "page_size": 16},
-    "no_buffer": {"mamba_radix_cache_strategy": "no_buffer", "disable_overlap_schedule": True},
-}
 POLICIES = ["write_through", "write_through_selective", "write_back"]
 HOST = {"enable_hierarchical_cache": True, "hicache_size": 0.02, "mamba_track_interval": 64}
 N_TOKENS = 20
@@ -44,7 +47,7 @@ def from_host(llm: LLM, prompts: list[list[int]], expected: Said) -> int:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", CACHING)
 def test_no_hit_device_hit_and_host_hit_say_the_same(name, policy) -> None:
     folder, prompts, params = checkpoint("qwen3_5"), conversation(10), greedy(N_TOKENS)
     options = {"chunked_prefill_size": 96, "hicache_write_policy": policy, **HOST, **STRATEGIES[name]}

@@ -10,18 +10,9 @@ import itertools
 
 import pytest
 
-from tests.agreement.llm_runs import checkpoint, conversation, greedy, prompt, say, say_alone, tiny_llm
+from tests.agreement.llm_runs import STRATEGIES, checkpoint, conversation, greedy, prompt, say, say_alone, tiny_llm
 from tests.tiny_models import FAMILIES
 from twinpool import SamplingParams
-
-STRATEGIES = {
-    "extra_buffer": {"mamba_radix_cache_strategy": "extra_buffer"},
-    "extra_buffer, no overlap": {"mamba_radix_cache_strategy": "extra_buffer", "disable_overlap_schedule": True},
-    "extra_buffer, pages of 16": {"mamba_radix_cache_strategy": "extra_buffer", "page_size": 16},
-    "lazy": {"mamba_radix_cache_strategy": "extra_buffer_lazy"},
-    "no_buffer": {"mamba_radix_cache_strategy": "no_buffer", "disable_overlap_schedule": True},
-    "off": {"disable_radix_cache": True},
-}
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agreement.llm_runs import checkpoint, greedy, prompt, say_alone
+from tests.agreement.llm_runs import STRATEGIES, checkpoint, greedy, prompt, say_alone
 from tests.agreement.test_disk_tier import disk_llm, tier
 from tests.agreement.test_host_tier import leave_device
 from twinpool import LLM
@@ -18,12 +18,7 @@ N_TOKENS, BASE_TOKENS = 8, 200
 NEVER = 1 << 30  # no prefix is worth reading from the disk
 # Tokens that a prompt shares with the one before: around pages of 16 and the grid of 64, odd and even; every fourth per commit.
 ENDS = (63, 64, 65, 77, 15, 16, 17, 33, 95, 96, 97, 112, 127, 128, 129, 150, 190, 199)
-STRATEGIES = {
-    "extra_buffer": {"mamba_radix_cache_strategy": "extra_buffer"},
-    "extra_buffer, no overlap": {"mamba_radix_cache_strategy": "extra_buffer", "disable_overlap_schedule": True},
-    "lazy": {"mamba_radix_cache_strategy": "extra_buffer_lazy"},
-    "no_buffer": {"mamba_radix_cache_strategy": "no_buffer", "disable_overlap_schedule": True},
-}
+NAMES = ("extra_buffer", "extra_buffer, no overlap", "lazy", "no_buffer")
 CHUNKS = {1: (17, 63, 64, 70, 128, -1), 4: (20, 64, 76, -1), 16: (16, 48, 64, 144, -1)}
 PER_COMMIT = {
     ("extra_buffer", 1, 63), ("extra_buffer", 16, 48), ("extra_buffer, no overlap", 4, 20), ("lazy", 1, 70), ("lazy", 16, 144),
@@ -31,7 +26,7 @@ PER_COMMIT = {
 }  # fmt: skip
 CASES = [
     pytest.param(name, page, chunk, marks=() if (name, page, chunk) in PER_COMMIT else pytest.mark.full)
-    for name in STRATEGIES
+    for name in NAMES
     for page, chunks in CHUNKS.items()
     for chunk in chunks
     if page == 1 or name != "no_buffer"

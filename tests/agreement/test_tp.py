@@ -17,18 +17,22 @@ import psutil
 import pytest
 
 from tests.agreement.live import command, live_server
-from tests.agreement.llm_runs import Said, checkpoint, conversation, greedy, prompt, say, say_alone, tiny_llm
+from tests.agreement.llm_runs import (
+    STRATEGIES,
+    Said,
+    checkpoint,
+    conversation,
+    greedy,
+    prompt,
+    say,
+    say_alone,
+    tiny_llm,
+)
 from twinpool import LLM, SamplingParams
 from twinpool.engine import ranks
 from twinpool.engine.follower import follow
 from twinpool.errors import ConfigError, ModelError, RankLost
 
-STRATEGIES = {
-    "extra_buffer": {"mamba_radix_cache_strategy": "extra_buffer", "mamba_track_interval": 64},
-    "lazy": {"mamba_radix_cache_strategy": "extra_buffer_lazy", "mamba_track_interval": 64},
-    "no_buffer": {"mamba_radix_cache_strategy": "no_buffer", "disable_overlap_schedule": True},
-    "off": {"disable_radix_cache": True},
-}
 # Every family with one of its strategies, and what its config lacks for two ranks. Per commit one for each kind of mixer runs
 # (tests/conftest.py).
 CASES = [
@@ -110,7 +114,12 @@ def test_tokens_of_one_rank(family: str, strategy: str, changes: dict[str, objec
     longer = [p + list(said) + prompt(i, 9) for i, (p, said) in enumerate(zip(prompts, first, strict=True))]
     apart, params = [prompt(i, 30 + i) for i in range(4)], greedy(60)
     second, third = tokens(say_alone(folder, longer, TURN)), tokens(say_alone(folder, apart, params))
-    tight = {"max_total_tokens": 260, "schedule_conservativeness": 0.05, "chunked_prefill_size": 96}
+    tight = {
+        "mamba_track_interval": 64,
+        "max_total_tokens": 260,
+        "schedule_conservativeness": 0.05,
+        "chunked_prefill_size": 96,
+    }
     with tiny_llm(folder, tp_size=2, **tight, **STRATEGIES[strategy]) as llm:
         for p, expected in zip(prompts, first, strict=True):
             cold = say(llm, [p], TURN)

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections.abc import Iterator
 
-import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
 
 from tests.reference.layers import Piece, attention_kernel, attention_pools, step_of
 from tests.reference.packed import Bench
-from tests.reference.test_attention import SHAPES, cached, in_torch, inputs
+from tests.reference.test_attention import SHAPES, bits, cached, in_torch, inputs
 from tests.tiny_models import VOCAB, load_reference, tiny_checkpoint
 from twinpool.models.attention import cache
 from twinpool.models.attention.cache import FP8, can_keep, kept
 from twinpool.models.attention.ops import AttentionShape, attend
-from twinpool.models.native import native, set_threads
+from twinpool.models.native import native
 
 compiled = pytest.mark.skipif(native is None, reason="the kernels are not compiled")
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 CODES = torch.arange(256, dtype=torch.uint8)
 # Keys and values go into the pages as they are: no norm, nothing rotated.
 BARE = AttentionShape(heads=1, kv_heads=1, dim=256, rotary=0, scale=0.1)
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    set_threads(2)
-    yield
-    set_threads(1)
 
 
 def stored(numbers: torch.Tensor) -> torch.Tensor:
@@ -114,10 +103,6 @@ def test_keys_of_every_code_make_the_scores_that_torch_makes(dim: int, dtype: to
     assert (out - expected).norm() < (1e-5 if dtype == F32 else 0.01) * expected.norm()
 
 
-def bits(x: torch.Tensor) -> torch.Tensor:
-    return x.view(torch.uint8)
-
-
 @compiled
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("length", [1, 3, 63, 65, 200])
@@ -134,41 +119,6 @@ def test_output_and_cache_are_near_the_reference(name: str, length: int, dtype: 
         apart = (bits(a).int() - bits(b).int()).abs()
         assert apart.max() <= 1
         assert apart.float().mean() < 0.002
-
-
-@compiled
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    name=st.sampled_from(sorted(SHAPES)), dtype=st.sampled_from([F32, BF16, F16]), length=st.integers(3, 150),
-    data=st.data(),
-)  # fmt: skip
-def test_the_same_bits_cut_anywhere(name, dtype, length, data) -> None:
-    shape, cut = SHAPES[name], data.draw(st.integers(1, length - 2))
-    kernel, x = attention_kernel(shape, dtype), inputs(shape, length, dtype)
-    whole, parts = attention_pools(shape, FP8), attention_pools(shape, FP8)
-    out = attend(kernel, step_of(whole, Piece(0, 0, length)), 0, x)
-    bounds = (0, cut, cut + 1, length)  # the middle one is a decode step
-    pieces = [attend(kernel, step_of(parts, Piece(0, a, b)), 0, x[a:b]) for a, b in itertools.pairwise(bounds)]
-    assert torch.equal(torch.cat(pieces), out)
-    assert out.isfinite().all()
-    assert all(map(torch.equal, map(bits, cached(whole, 0, length)), map(bits, cached(parts, 0, length))))
-
-
-@compiled
-@pytest.mark.parametrize("dtype", [F32, BF16])
-@pytest.mark.parametrize("name", SHAPES)
-def test_the_same_bits_alone_and_in_a_batch_on_any_threads(name: str, dtype: torch.dtype) -> None:
-    shape = SHAPES[name]
-    kernel = attention_kernel(shape, dtype)
-    lengths = (1, 65, 3, 1, 17, 130)
-    x = [inputs(shape, n, dtype, seed=n + i) for i, n in enumerate(lengths)]
-    together, alone = attention_pools(shape, FP8), attention_pools(shape, FP8)
-    out = attend(kernel, step_of(together, *(Piece(i, 0, n) for i, n in enumerate(lengths))), 0, torch.cat(x))
-    set_threads(1)
-    singles = [attend(kernel, step_of(alone, Piece(i, 0, n)), 0, x[i]) for i, n in enumerate(lengths)]
-    assert torch.equal(out, torch.cat(singles))
-    assert out.isfinite().all()
-    assert together.kv[0].keys[0].isnan().all()
 
 
 @pytest.mark.parametrize(

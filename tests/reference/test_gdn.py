@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -25,13 +23,6 @@ SHAPES = {
 }
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 LENGTHS = (1, 3, 63, 64, 65, 200)
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    set_threads(2)
-    yield
-    set_threads(1)
 
 
 def inputs(shape: GdnShape, n: int, dtype: torch.dtype, seed: int = 5) -> torch.Tensor:

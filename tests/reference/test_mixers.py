@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,13 +42,6 @@ KDA_SHAPES = {
 }
 SELECTIVE = {"selective 16": (96, 16), "selective odd": (83, 21)}  # channels, state size
 NAMES = (*SHAPES, WITHOUT_NORM, SHORT, *KDA_SHAPES, *SELECTIVE)
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    set_threads(2)
-    yield
-    set_threads(1)
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,9 @@ import sys
 
 import pytest
 
+from tests.unit.cli.running import outcome
 from twinpool.cli import main
 from twinpool.errors import ConfigError, MemoryRefusal
-
-
-def outcome(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["twinpool", *argv])
-    with pytest.raises(SystemExit) as left:
-        main.main()
-    assert isinstance(left.value.code, int)
-    return left.value.code
 
 
 def test_help_lists_the_verbs_that_exist(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

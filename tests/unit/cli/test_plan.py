@@ -8,19 +8,10 @@ import sys
 
 import pytest
 
-from twinpool.cli import main
+from tests.unit.cli.running import run
 
 QWEN = ["Qwen3-Next-80B-A3B", "--gpu", "H200"]
 ROOM = ["--pre-load-memory", "79GiB", "--post-weights-memory", "60GiB"]
-
-
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
-    """(exit code, standard output, standard error) of `twinpool plan ARGV...`."""
-    monkeypatch.setattr(sys, "argv", ["twinpool", "plan", *argv])
-    with pytest.raises(SystemExit) as stop:
-        main.main()
-    out, err = capsys.readouterr()
-    return int(stop.value.code or 0), out, err
 
 
 @pytest.mark.parametrize(
@@ -39,7 +30,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *ar
 def test_a_plan_is_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str]
 ) -> None:
-    code, out, err = run(monkeypatch, capsys, *argv)
+    code, out, err = run(monkeypatch, capsys, "plan", *argv)
     assert (code, err) == (0, "")
     assert out
 
@@ -47,7 +38,7 @@ def test_a_plan_is_printed(
 def test_a_plan_that_the_engine_refuses_is_told_and_exits_3(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, err = run(monkeypatch, capsys, QWEN[0], *ROOM, "--max-mamba-cache-size", "5000")
+    code, out, err = run(monkeypatch, capsys, "plan", QWEN[0], *ROOM, "--max-mamba-cache-size", "5000")
     assert (code, err) == (3, "")
     assert "Refused at boot: Loaded weights leave no GPU memory for the KV cache" in out
 
@@ -94,7 +85,7 @@ def test_a_plan_that_the_engine_refuses_is_told_and_exits_3(
 def test_bad_input_is_one_sentence_and_exits_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str], words: str
 ) -> None:
-    code, out, err = run(monkeypatch, capsys, *argv)
+    code, out, err = run(monkeypatch, capsys, "plan", *argv)
     assert (code, out) == (2, "")
     assert err.startswith("twinpool: error: ")
     assert err.count("\n") == 1
@@ -143,7 +134,7 @@ def test_golden_numbers_of_the_reference_by_pool_memory(
     running: int,
 ) -> None:
     """Section 10, with nothing but the memory of both pools, from the command line."""
-    code, out, err = run(monkeypatch, capsys, *argv)
+    code, out, err = run(monkeypatch, capsys, "plan", *argv)
     assert (code, err) == (0, "")
     assert f"State pool: {slots} slots; KV pool: {tokens:,} tokens; at most {running} requests run at once." in out
     assert "Flags to paste (beside a --mem-fraction-static that leaves the pools " in out

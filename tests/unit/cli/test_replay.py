@@ -9,20 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from twinpool.cli import main
+from tests.unit.cli.running import run
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "traces"
 MACHINE = ["Qwen3.5-35B-A3B", "--gpu", "H200", "--tp-size", "2", "--page-size", "64", "--pool-memory", "800MiB"]
 GOOD = '{"timestamp": 0, "input_length": 1000, "output_length": 3, "hash_ids": [1, 2]}\n'
-
-
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
-    """(exit code, standard output, standard error) of `twinpool replay ARGV...`."""
-    monkeypatch.setattr(sys, "argv", ["twinpool", "replay", *argv])
-    with pytest.raises(SystemExit) as stop:
-        main.main()
-    out, err = capsys.readouterr()
-    return int(stop.value.code or 0), out, err
 
 
 @pytest.mark.parametrize("name", ["agent.json", "azure.csv", "bailian.jsonl", "mooncake.jsonl", "requests.jsonl"])
@@ -30,7 +21,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *ar
 def test_every_format_is_replayed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, arrival: str
 ) -> None:
-    code, out, err = run(monkeypatch, capsys, str(DATA / name), *MACHINE, "--arrival", arrival)
+    code, out, err = run(monkeypatch, capsys, "replay", str(DATA / name), *MACHINE, "--arrival", arrival)
     assert (code, err) == (0, "")
     assert out.startswith(f"{name} on Qwen3.5-35B-A3B, 2 × H200\n")
     assert ("Reuse: unknown." in out) == (name == "azure.csv")
@@ -39,12 +30,12 @@ def test_every_format_is_replayed(
 
 def test_json_is_the_same_bytes_each_time(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     words = [str(DATA / "agent.json"), *MACHINE, "--sessions", "2", "--start-anywhere", "--seed", "5"]
-    first = run(monkeypatch, capsys, *words, "--json", "--records")
-    assert first == run(monkeypatch, capsys, *words, "--json", "--records")
+    first = run(monkeypatch, capsys, "replay", *words, "--json", "--records")
+    assert first == run(monkeypatch, capsys, "replay", *words, "--json", "--records")
     found = json.loads(first[1])
     assert found["setup"]["seed"] == 5
     assert len(found["records"]) == found["counts"]["requests"] + found["counts"]["warm_up"]
-    without = json.loads(run(monkeypatch, capsys, *words, "--json", "--no-bounds")[1])
+    without = json.loads(run(monkeypatch, capsys, "replay", *words, "--json", "--no-bounds")[1])
     assert found["bounds"]["infinite_tokens"] >= found["reuse"]["reused_tokens"]
     assert (without["bounds"], without["records"]) == (None, None)
     assert without["reuse"] == found["reuse"]
@@ -53,11 +44,11 @@ def test_json_is_the_same_bytes_each_time(monkeypatch: pytest.MonkeyPatch, capsy
 def test_files_are_written(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     page, events = tmp_path / "page.html", tmp_path / "events.json"
     files = ["--html", str(page), "--chrome-trace", str(events)]
-    code, _, _ = run(monkeypatch, capsys, str(DATA / "mooncake.jsonl"), *MACHINE, *files)
+    code, _, _ = run(monkeypatch, capsys, "replay", str(DATA / "mooncake.jsonl"), *MACHINE, *files)
     assert code == 0
     assert page.read_text().startswith("<!DOCTYPE html>")
     assert {one["ph"] for one in json.loads(events.read_text())["traceEvents"]} == {"M", "X", "C"}
-    code, _, err = run(monkeypatch, capsys, str(DATA / "mooncake.jsonl"), *MACHINE, "--html", str(tmp_path))
+    code, _, err = run(monkeypatch, capsys, "replay", str(DATA / "mooncake.jsonl"), *MACHINE, "--html", str(tmp_path))
     assert (code, err) == (2, f"twinpool: error: --html {tmp_path} is a folder; name a file.\n")
 
 
@@ -76,12 +67,12 @@ def test_a_bad_record_is_left_out_and_told(
 ) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(GOOD + line + "\n")
-    code, out, err = run(monkeypatch, capsys, str(path), *MACHINE)
+    code, out, err = run(monkeypatch, capsys, "replay", str(path), *MACHINE)
     assert (code, err) == (0, "")
     assert "  left out: 1 records that cannot be used\n" in out
     assert f"  left out: t.jsonl:2: {BAD_LINES[line]}" in out
     assert "1 requests of 1 sessions" in out
-    code, out, err = run(monkeypatch, capsys, str(path), *MACHINE, "--strict")
+    code, out, err = run(monkeypatch, capsys, "replay", str(path), *MACHINE, "--strict")
     assert (code, out) == (2, "")
     assert err.startswith(f"twinpool: error: t.jsonl:2: {BAD_LINES[line]}")
 
@@ -95,10 +86,10 @@ def test_a_request_larger_than_the_pool(
         f'{GOOD}{{"timestamp": 0, "input_length": 51200, "output_length": 3, "hash_ids": {blocks}}}\n'
     )  # fmt: skip
     why = "session t.jsonl:2, request 1: the prompt has 51200 tokens, but the KV pool holds"
-    code, out, _ = run(monkeypatch, capsys, str(path), *MACHINE)
+    code, out, _ = run(monkeypatch, capsys, "replay", str(path), *MACHINE)
     assert code == 0
     assert f"Refused: 1; the first is {why}" in out
-    code, out, err = run(monkeypatch, capsys, str(path), *MACHINE, "--strict")
+    code, out, err = run(monkeypatch, capsys, "replay", str(path), *MACHINE, "--strict")
     assert (code, out) == (2, "")
     assert err.startswith(f"twinpool: error: {why}")
 
@@ -119,7 +110,7 @@ def test_a_trace_that_cannot_be_used(
 ) -> None:
     path = tmp_path / "t.jsonl"
     path.write_bytes(content)
-    code, out, err = run(monkeypatch, capsys, str(path), *MACHINE)
+    code, out, err = run(monkeypatch, capsys, "replay", str(path), *MACHINE)
     assert (code, out) == (2, "")
     assert said in err
     assert err.count("\n") == 1
@@ -138,7 +129,7 @@ def test_a_trace_that_cannot_be_used(
 def test_mistakes_are_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str], code: int, said: str
 ) -> None:
-    found, out, err = run(monkeypatch, capsys, *argv)
+    found, out, err = run(monkeypatch, capsys, "replay", *argv)
     assert (found, out, err.count("\n")) == (code, "", 1)
     assert said in err
 
@@ -148,7 +139,7 @@ def test_other_verbs_get_their_words(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str, module: str
 ) -> None:
     monkeypatch.setattr(f"twinpool.replay.{module}.run", lambda argv: print(*argv) or 0)
-    assert run(monkeypatch, capsys, verb, "a", "--b") == (0, "a --b\n", "")
+    assert run(monkeypatch, capsys, "replay", verb, "a", "--b") == (0, "a --b\n", "")
 
 
 def test_no_torch_is_loaded() -> None:
@@ -173,7 +164,7 @@ def test_no_torch_is_loaded() -> None:
 def test_a_flag_that_would_do_nothing_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], why: str
 ) -> None:
-    code, out, err = run(monkeypatch, capsys, str(DATA / "mooncake.jsonl"), *MACHINE, *words)
+    code, out, err = run(monkeypatch, capsys, "replay", str(DATA / "mooncake.jsonl"), *MACHINE, *words)
     assert (code, out, err) == (2, "", f"twinpool: error: {why}\n")
 
 
@@ -181,7 +172,7 @@ def test_a_place_that_cannot_be_written_is_told_before_the_trace_is_read(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     place = tmp_path / "none" / "events.json"
-    code, _, err = run(monkeypatch, capsys, "no-such-trace", *MACHINE, "--chrome-trace", str(place))
+    code, _, err = run(monkeypatch, capsys, "replay", "no-such-trace", *MACHINE, "--chrome-trace", str(place))
     assert (code, err) == (
         2, f"twinpool: error: --chrome-trace {place} cannot be written: there is no folder {place.parent}.\n",
     )  # fmt: skip
@@ -194,6 +185,6 @@ def test_names_that_no_encoding_has_are_written_escaped(
     path, page, events = tmp_path / "t.jsonl", tmp_path / "page.html", tmp_path / "events.json"
     path.write_text(json.dumps(line) + "\n")
     files = ["--html", str(page), "--chrome-trace", str(events)]
-    assert run(monkeypatch, capsys, str(path), *MACHINE, *files)[0] == 0
+    assert run(monkeypatch, capsys, "replay", str(path), *MACHINE, *files)[0] == 0
     spans = [one for one in json.loads(events.read_text())["traceEvents"] if one["ph"] == "X"]
     assert {one["args"]["session"] for one in spans} == {"\ud800"}

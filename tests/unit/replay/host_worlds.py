@@ -11,6 +11,9 @@ from twinpool.plan.sizing import Sizing
 from twinpool.replay.cost import Calibration
 from twinpool.replay.experiment import Experiment
 from twinpool.replay.options import TrafficOptions
+from twinpool.replay.spread import Shared, run_point
+from twinpool.replay.sweep import Measured, Row, Sweep, grid_of, main_axis, points_of
+from twinpool.replay.tokens import TokenSpace
 from twinpool.replay.trace import Trace
 
 # GLM-5.3-Flash on one of four devices, as sglang#39436 has it: 734 slots in 14 GB are states of 17,825,792 + 1,253,376 bytes
@@ -52,4 +55,22 @@ def experiment(sizing: Sizing, recorded: Trace, *, arrival: str = "count") -> Ex
     """A run of it."""
     return Experiment(
         trace=recorded, sizing=sizing, traffic=TrafficOptions(arrival=arrival), calibration=Calibration()  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def sweep_of(**axes: str) -> Sweep:
+    """The report over values of axes, counts only: `disk_sizes` is --disk-sizes."""
+    recorded = report_trace()
+    grid = grid_of({f"--{name.replace('_', '-')}": values for name, values in axes.items()})
+    sizing = report_sizing()
+    sizing = replace(sizing, flags=replace(sizing.flags, given=sizing.flags.given - {"hicache_size"}))
+    shared = Shared(trace=recorded, tokens=TokenSpace(recorded), calibration=Calibration(), bounds=False)
+    rows = []
+    for point in points_of(sizing, TrafficOptions(arrival="count"), grid):
+        found = run_point(shared, point)
+        rows.append(
+            Row(point=point, measured=found) if isinstance(found, Measured) else Row(point=point, refusal=found)
+        )
+    return Sweep(
+        trace=recorded.name, model="m", machine="g", arrival="count", calibration="assumed", over=main_axis(grid), rows=tuple(rows)
     )  # fmt: skip

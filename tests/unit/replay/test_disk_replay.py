@@ -16,6 +16,7 @@ from tests.unit.replay.host_worlds import (
     experiment,
     report_sizing,
     report_trace,
+    sweep_of,
 )
 from twinpool.cli.main import run as run_verb
 from twinpool.errors import ConfigError
@@ -32,8 +33,7 @@ from twinpool.replay.outcome import Outcome, pressure
 from twinpool.replay.page import replay_page
 from twinpool.replay.report import report_text
 from twinpool.replay.result import ReplayResult
-from twinpool.replay.spread import Shared, run_point
-from twinpool.replay.sweep import Measured, Row, Sweep, grid_of, main_axis, points_of
+from twinpool.replay.sweep import grid_of, points_of
 from twinpool.replay.sweep_choice import lines_of
 from twinpool.replay.sweep_report import sweep_text
 from twinpool.replay.sweep_store import point_key
@@ -150,23 +150,6 @@ def test_the_disk_is_named_before_the_host() -> None:
     )
     assert tighter_pool(reading) == "host"
     assert tighter_pool(replace(reading, disk_full=True)) == "disk"
-
-
-def sweep_of(**axes: str) -> Sweep:
-    recorded = report_trace()
-    grid = grid_of({f"--{name.replace('_', '-')}": values for name, values in axes.items()})
-    sizing = report_sizing()
-    sizing = replace(sizing, flags=replace(sizing.flags, given=sizing.flags.given - {"hicache_size"}))
-    shared = Shared(trace=recorded, tokens=TokenSpace(recorded), calibration=Calibration(), bounds=False)
-    rows = []
-    for point in points_of(sizing, COUNT, grid):
-        found = run_point(shared, point)
-        rows.append(
-            Row(point=point, measured=found) if isinstance(found, Measured) else Row(point=point, refusal=found)
-        )
-    return Sweep(
-        trace=recorded.name, model="m", machine="g", arrival="count", calibration="assumed", over=main_axis(grid), rows=tuple(rows)
-    )  # fmt: skip
 
 
 def test_a_sweep_over_sizes_of_host_and_disk() -> None:

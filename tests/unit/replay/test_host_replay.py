@@ -18,6 +18,7 @@ from tests.unit.replay.host_worlds import (
     experiment,
     report_sizing,
     report_trace,
+    sweep_of,
 )
 from twinpool.errors import ConfigError
 from twinpool.plan.sizing import changed
@@ -34,8 +35,7 @@ from twinpool.replay.outcome import Outcome
 from twinpool.replay.page import replay_page
 from twinpool.replay.report import report_text
 from twinpool.replay.result import ReplayResult
-from twinpool.replay.spread import Shared, run_point
-from twinpool.replay.sweep import Measured, Row, Sweep, grid_of, main_axis, points_of
+from twinpool.replay.sweep import grid_of, points_of
 from twinpool.replay.sweep_choice import choice_of, lines_of
 from twinpool.replay.sweep_report import flags_of, sweep_text
 from twinpool.replay.tokens import TokenSpace
@@ -186,25 +186,6 @@ def test_the_clairvoyant_bound_counts_the_hosts_room() -> None:
 def test_what_ran_out(values, pool) -> None:
     reading = Reading(x=1, reuse=0.1, state_evicted=0.1, kv_evicted=0.3, slots_free=0.5, pages_free=0.5)
     assert tighter_pool(replace(reading, **values)) == pool
-
-
-def sweep_of(**axes: str) -> Sweep:
-    recorded = report_trace()
-    grid = grid_of({f"--{name.replace('_', '-')}": values for name, values in axes.items()})
-    sizing = report_sizing()
-    given = sizing.flags.given - {"hicache_size"}
-    sizing = replace(sizing, flags=replace(sizing.flags, given=given))
-    points = points_of(sizing, COUNT, grid)
-    shared = Shared(trace=recorded, tokens=TokenSpace(recorded), calibration=Calibration())
-    rows = []
-    for point in points:
-        found = run_point(shared, point)
-        rows.append(
-            Row(point=point, measured=found) if isinstance(found, Measured) else Row(point=point, refusal=found)
-        )
-    return Sweep(
-        trace=recorded.name, model="m", machine="g", arrival="count", calibration="assumed", over=main_axis(grid), rows=tuple(rows)
-    )  # fmt: skip
 
 
 def test_a_sweep_over_sizes_finds_where_the_host_becomes_too_small() -> None:
