@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tests.worlds import POISON, FakeExecutor, World
 from twinpool.loop import Loop
-from twinpool.step import OrdersFailed, StepPlan, StepResult
+from twinpool.step import HostCopy, HostFill, Order, OrdersFailed, StepPlan, StepResult, StoreCopy
 
 FAILED, LOST = "made to fail", "made to lose memory"
 
@@ -12,8 +14,8 @@ FAILED, LOST = "made to fail", "made to lose memory"
 class FailingExecutor(FakeExecutor):
     """fail_next: the next step's orders are obeyed and its rows spoilt, as are later rows of its requests, which are planned already.
 
-    lose_next, or the step's number in `lose_at`: half of its orders are obeyed, then all memory is rubbish; no step is run from then on
-    until `recover`.
+    lose_next, the step's number in `lose_at`, or an order that `refuses` names: half of its orders are obeyed, then all memory is
+    rubbish; no step is run from then on until `recover`.
     """
 
     fail_next = lose_next = False
@@ -24,12 +26,13 @@ class FailingExecutor(FakeExecutor):
         self.failing: set[int] = set()
         self.losing: set[int] = set()
         self.is_lost = False
+        self.refuses: Callable[[Order], bool] = lambda order: False
         self.spoilt: set[int] = set()  # requests
 
     def submit(self, plan: StepPlan):
         if self.fail_next:
             self.failing.add(plan.step)
-        if self.lose_next or len(self.plans) == self.lose_at:
+        if self.lose_next or len(self.plans) == self.lose_at or any(map(self.refuses, plan.orders)):
             self.losing.add(plan.step)
         self.fail_next = self.lose_next = False
         return _Failing(self, super().submit(plan))
@@ -39,7 +42,7 @@ class FailingExecutor(FakeExecutor):
 
     def _run(self, plan: StepPlan) -> StepResult:
         self.spoilt -= set(plan.left)
-        if plan.step in self.losing:
+        if plan.step in self.losing and not self.is_lost:
             for order in plan.orders[: len(plan.orders) // 2]:
                 self._obey(order)
             self.is_lost = True
@@ -74,6 +77,15 @@ class _Failing:
         if result.step in self.executor.failing:
             raise RuntimeError(FAILED)
         return result
+
+
+# Kinds of copies that can fail for ever, as FailingExecutor.refuses.
+KINDS: dict[str, Callable[[Order], bool]] = {
+    "to the host": lambda order: isinstance(order, HostCopy) and order.to_host,
+    "from the host": lambda order: isinstance(order, HostCopy) and not order.to_host,
+    "from the disk": lambda order: isinstance(order, HostFill),
+    "to the disk": lambda order: isinstance(order, StoreCopy),
+}
 
 
 def let_fail(world: World) -> None:

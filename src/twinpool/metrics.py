@@ -113,6 +113,7 @@ _HOST = (
         "sglang:hicache_host_mamba_total_states",
         "States that the host holds or could hold beside the KV that is there now.",
     ),
+    _gauge("twinpool:hicache_closed", "1 once host and disk tier have been given up because copies failed, else 0."),
 )
 _DISK = (
     _gauge(

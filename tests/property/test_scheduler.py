@@ -118,7 +118,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 def is_made_to_fail(request: Request) -> bool:
     """By the test itself, whose executor failed a step or lost its memory too often."""
     message = request.finish.message
-    return message.endswith(FAILED) or (LOST in message and request.restarts == MOST_RESTARTS)
+    return message.endswith(FAILED) or (LOST in message and request.restarts >= MOST_RESTARTS)
 
 
 TestScheduler = SchedulerMachine.TestCase

@@ -175,7 +175,7 @@ class Engine:
         self._n_steps = 0
         self._was_idle = True
         tree = scheduler.book.tree
-        self._host = HostWatch(tree.tier, page_size=tree.page_size) if tree.tier is not None else None
+        self._host = HostWatch(tree, tree.tier) if tree.tier is not None else None
         self._snapshot = self._take_snapshot()
 
     @staticmethod
@@ -258,6 +258,8 @@ class Engine:
             if isinstance(failure, OrdersFailed):
                 what = "the cache is empty and all that ran is computed again"
             log.error("a step failed; %s", what, exc_info=failure)
+        if self.loop.failures and self._host is not None:
+            self._host.say_if_closed()
         self.loop.failures.clear()
         self.check_ranks()
         if self.loop.idle and not self._was_idle:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 
 from twinpool.memory.host_cover import HostCover, balanced_context_tokens, host_cover
 from twinpool.memory.ledger import Ledger
 from twinpool.prefix.host import HostTier, HostTotals
+from twinpool.prefix.tree import PrefixTree
+
+log = logging.getLogger("twinpool.engine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCounts:
     """KV tokens and states on the host: in use, and what there is or could be as the memory is divided now.
 
-    total_bytes: of both together; saved_bytes, loaded_bytes: copied to the host and back since boot; totals: counters
-    since boot in tokens and states.
+    is_closed: given up because copies failed; total_bytes: of both together; saved_bytes, loaded_bytes: copied to the
+    host and back since boot; totals: counters since boot in tokens and states.
     """
 
+    is_closed: bool
     total_bytes: int
     used_tokens: int
     total_tokens: int
@@ -28,16 +33,27 @@ class HostCounts:
 
 
 class HostWatch:
-    """Counts a tier. page_size: tokens a page. Belongs to the engine's thread."""
+    """Counts the tier of a tree, which may be given up one day. Belongs to the engine's thread."""
 
-    def __init__(self, tier: HostTier, *, page_size: int) -> None:
-        self._tier = tier
-        self._page_size = page_size
+    def __init__(self, tree: PrefixTree, tier: HostTier) -> None:
+        self._tree, self._tier = tree, tier
+        self._page_size = tree.page_size
+        self._said_closed = False
+
+    def say_if_closed(self) -> None:
+        """Log once that the tier has been given up."""
+        if self._tree.tier is None and not self._said_closed:
+            self._said_closed = True
+            log.error(
+                "Copies between the tiers have failed too often: host and disk tier are not used any more, and prefixes that leave the "
+                "device are computed again. Start again to use them."
+            )
 
     def counts(self) -> HostCounts:
         """Counts now."""
         arena, totals = self._tier.arena, self._tier.totals
         return HostCounts(
+            is_closed=self._tree.tier is None,
             total_bytes=arena.total_bytes,
             used_tokens=arena.used_pages * self._page_size,
             total_tokens=arena.page_capacity * self._page_size,

@@ -282,6 +282,11 @@ class PrefixTree:
         self.root.n_device_children = self.root.n_host_children = 0
         self.root.ghosts.clear()
 
+    def close_tier(self) -> None:
+        """Go on as a tree without a host tier. It must be empty, as after `reset`."""
+        assert self.tier is None or not self.tier.states
+        self.tier = self._evictor.tier = None
+
     def check(self) -> None:
         """Assert every invariant from scratch (tests after each step, the server when idle)."""
         check_tree(self.root, self._evictor, self._page_bytes)

@@ -56,7 +56,8 @@ class Retraction:
 class Book:
     """Everything the scheduling functions share. `running` keeps admission order.
 
-    fetched: for waiting requests that need not wait for the disk any more, what came from there.
+    fetched: for waiting requests that need not wait for the disk any more, what came from there. lost_in_a_row: how often memory was
+    lost to a copy that failed since one last came back from the host.
     """
 
     shape: SchedulerShape
@@ -76,6 +77,7 @@ class Book:
     totals: Totals = field(default_factory=Totals)
     storage: Storage | None = None
     fetched: dict[int, Fetched] = field(default_factory=dict)
+    lost_in_a_row: int = 0
 
     def tell(self, delta: Delta) -> None:
         """Queue news for the request's owner; a finish stamps the request."""

@@ -10,7 +10,7 @@ from twinpool.sched.publish import publish_chunk, release
 from twinpool.sched.sequence import Sequence
 from twinpool.sched.storage import Fetched
 
-# How often one request is begun again. Copies that still fail then will fail for ever, and it must be told something.
+# How often one request, or one after another, is begun again. Copies that still fail then will fail for ever.
 MOST_RESTARTS = 3
 
 
@@ -29,19 +29,18 @@ def send_back(book: Book, sequence: Sequence) -> None:
 def begin_again(book: Book, why: str) -> None:
     """Memory is not what it should be: requeue all that run and have no end yet, publishing nothing, to be computed from their tokens.
 
-    why: part of the sentence for a request to which this has happened too often. Nothing may be in flight.
+    why: part of the sentence for a request to which this has happened too often although no tier is left to be given up. Nothing may
+    be in flight.
     """
     assert not book.in_flight, "results of these requests are still to come"
+    book.lost_in_a_row += 1
     book.fetched = dict.fromkeys(book.fetched, Fetched())  # what was read from the disk is lost, too
     for sequence in reversed(list(book.running.values())):
         request = sequence.request
         sequence.spoilt = True
-        if sequence.finish is None and request.restarts == MOST_RESTARTS:
-            sequence.finish = Finish(
-                "error",
-                message=f"{why}, and the request was begun {MOST_RESTARTS + 1} times: the log has the reason, and without "
-                "--enable-hierarchical-cache nothing is copied.",
-            )
+        if sequence.finish is None and request.restarts >= MOST_RESTARTS and book.tree.tier is None:
+            message = f"{why}, and the request was begun {request.restarts + 1} times: the log has the reason."
+            sequence.finish = Finish("error", message=message)
         if sequence.finish is not None:
             release_if_finished(book, sequence)
         else:
@@ -50,6 +49,21 @@ def begin_again(book: Book, why: str) -> None:
             book.totals.restarted_requests += 1
             if request.first_token_s is None:
                 request.reuse = restore_undone(request.reuse)
+
+
+def close_tiers_if_worn_out(book: Book) -> None:
+    """Go on without host and disk tier when too many copies have failed, so that nobody computes for ever what was computed before.
+
+    For the moment after memory was lost: the tree is empty.
+    """
+    too_often = any(request.restarts > MOST_RESTARTS for request in book.waiting)
+    if book.tree.tier is None or not (too_often or book.lost_in_a_row > MOST_RESTARTS):
+        return
+    book.tree.close_tier()
+    if book.storage is not None:
+        for request in book.waiting:
+            book.storage.forget(request.rid)
+        book.storage = None
 
 
 def give_up(book: Book, sequence: Sequence) -> None:

@@ -13,12 +13,12 @@ from twinpool.sched.batch import build, build_run, pages_short_for_decode
 from twinpool.sched.book import Book, Delta, Retraction
 from twinpool.sched.commit import apply, release_if_finished, spoil
 from twinpool.sched.queue import WaitQueue
-from twinpool.sched.requeue import begin_again, give_up, send_back
+from twinpool.sched.requeue import begin_again, close_tiers_if_worn_out, give_up, send_back
 from twinpool.sched.retract import RETRACT_DECODE_STEPS, NewTokenRatio, retraction_order
 from twinpool.sched.shape import SchedulerShape
 from twinpool.sched.storage import Storage
 from twinpool.sched.stride import Horizon, pages_for, stride
-from twinpool.step import Order, StepPlan, StepResult
+from twinpool.step import HostCopy, Order, StepPlan, StepResult
 from twinpool.units import ceil_div
 
 
@@ -122,6 +122,8 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Delta]:
         """Apply a step's result. Returns all news since the last call."""
+        if self.book.lost_in_a_row and any(isinstance(one, HostCopy) and not one.to_host for one in plan.orders):
+            self.book.lost_in_a_row = 0
         apply(self.book, plan, result)
         return self.book.take_deltas()
 
@@ -140,10 +142,12 @@ class Scheduler:
 
     def begin_again(self, why: str) -> list[Delta]:
         """What the pools hold is not what it should be: give up the cache, and send back to the queue what runs, to be computed from its
-        tokens. A request to which this has happened too often ends with an error that says `why`. Nothing may be in flight.
+        tokens. When it happens too often the tiers below the device are given up; a request to which it happens even then ends with an
+        error that says `why`. Nothing may be in flight.
         """
         begin_again(self.book, why)
         self.forget()
+        close_tiers_if_worn_out(self.book)
         return self.book.take_deltas()
 
     def take_deltas(self) -> list[Delta]:

@@ -215,6 +215,7 @@ def _set_host(meters: Meters, host: HostCounts) -> None:
     meters.set("sglang:hicache_host_total_tokens", host.total_tokens)
     meters.set("sglang:hicache_host_mamba_used_states", host.used_states)
     meters.set("sglang:hicache_host_mamba_total_states", host.total_states)
+    meters.set("twinpool:hicache_closed", host.is_closed)
     meters.set("sglang:load_back_bytes_total", host.loaded_bytes)
     meters.set("sglang:hicache_backup_bytes_total", host.saved_bytes)
 

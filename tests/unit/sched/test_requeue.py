@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.failing import let_fail
+from tests.disk_worlds import FakeStorage
+from tests.failing import KINDS, let_fail
 from tests.worlds import World, expected_output, make_world
 from twinpool.memory.host import HostArena
 from twinpool.request import Request
@@ -53,8 +54,9 @@ def test_what_was_reused_before_the_first_token_stays_in_the_report() -> None:
     assert (again.restarts, again.reuse.reused) == (1, 8)
 
 
-def test_who_loses_memory_too_often_is_told_and_the_others_go_on() -> None:
-    world = small_world(overlap=False)
+def test_who_loses_memory_too_often_without_tiers_is_told_and_the_others_go_on() -> None:
+    world = make_world(overlap=False)
+    let_fail(world)
     early, late = (world.request(rid, [*PROMPT, rid], 30, ignore_eos=True) for rid in (0, 1))
     world.scheduler.add(early)
     for n in range(MOST_RESTARTS + 1):
@@ -68,12 +70,68 @@ def test_who_loses_memory_too_often_is_told_and_the_others_go_on() -> None:
     world.run()
     assert early.finish is not None
     assert early.finish.reason == "error"
-    assert early.finish.message.startswith(
-        "memory could not be copied (made to lose memory), and the request was begun 4"
+    assert early.finish.message == (
+        "memory could not be copied (made to lose memory), and the request was begun 4 times: the log has the reason."
     )
-    assert "--enable-hierarchical-cache" in early.finish.message
     assert said(late) == expected_output([*PROMPT, 1], 30, ignore_eos=True)
     assert late.restarts == 1
+
+
+@pytest.mark.parametrize("policy", ["write_through", "write_back"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_that_fail_for_ever_cost_the_tiers_and_no_answer(kind, policy) -> None:
+    storage, prompts = FakeStorage(), [[n % 9 + 1, n // 9 + 1, *PROMPT] for n in range(40)]
+    before = small_world(storage=storage, host_policy=policy)
+    for rid, prompt in enumerate(prompts[:20]):
+        before.run(before.request(rid, prompt, 3))
+    world = small_world(storage=storage, host_policy=policy)
+    world.executor.refuses = KINDS[kind]
+    for rid, prompt in enumerate([*prompts, *prompts]):
+        asked = world.request(rid, prompt, 3, ignore_eos=True)
+        world.run(asked)
+        assert (asked.finish.reason, said(asked)) == ("length", expected_output(prompt, 3, ignore_eos=True))
+        if rid % 3 == 2:
+            world.tree.evict(pages=99, slots=99)
+    assert MOST_RESTARTS < len(world.loop.failures) < len(prompts) / 2
+    assert world.tree.tier is None
+    assert world.scheduler.book.storage is None
+    assert not storage.waiting
+
+
+def test_tiers_stay_while_memory_comes_back_between_the_failures() -> None:
+    world = small_world()
+    for rid in range(4 * MOST_RESTARTS):
+        world.executor.lose_next = True
+        world.run(world.request(3 * rid, PROMPT, 2))
+        world.tree.evict(pages=99, slots=99)
+        again = world.request(3 * rid + 1, [*PROMPT, 7], 2)
+        world.run(again)
+        assert again.reuse.from_host
+    assert world.tree.tier is not None
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_one_request_that_is_begun_too_often_costs_the_tiers_whatever_others_restore(overlap) -> None:
+    world = small_world(overlap=overlap)
+    long = world.request(0, [1, 2], 60, ignore_eos=True)
+    world.scheduler.add(long)
+    rid = 1
+    while world.tree.tier is not None:
+        for prompt in (PROMPT, [*PROMPT, 7]):
+            other = world.request(rid, prompt, 2)
+            world.scheduler.add(other)
+            while other.finish is None:
+                world.loop.step()
+            world.tree.evict(pages=99, slots=99)
+            rid += 1
+        assert other.reuse.from_host
+        told = long.restarts
+        world.executor.lose_next = True
+        while long.restarts == told:
+            world.loop.step()
+    assert long.restarts == MOST_RESTARTS + 1
+    world.run()
+    assert said(long) == expected_output([1, 2], 60, ignore_eos=True)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
