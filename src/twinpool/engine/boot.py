@@ -14,7 +14,7 @@ from twinpool.config.options import ServeOptions
 from twinpool.config.resolve import DeviceFacts, Resolved, resolve
 from twinpool.engine import checkpoint, host
 from twinpool.engine.core import Engine, EngineFacts
-from twinpool.engine.disk import DiskTier, check_disk_folder, open_disk_tier
+from twinpool.engine.disk import DiskTier, check_disk, open_disk_tier
 from twinpool.engine.executor import TorchExecutor
 from twinpool.engine.rank import allocate, check_kv_dtype, forward_of, free_bytes, load_rank
 from twinpool.engine.rank_boot import RankLog, agree, join_ranks, start_ranks
@@ -49,7 +49,7 @@ def boot_engine(options: ServeOptions, *, poison_freed: bool = False, clock: Clo
     spec.check_tp(options.tp_size)
     pre_load_bytes = options.device_memory_bytes or free_bytes(ranks=options.tp_size)
     resolved = resolve(options, spec, DeviceFacts(pre_load_bytes))
-    check_disk_folder(resolved)
+    check_disk(resolved, memory_request(spec, resolved, pre_load_bytes=pre_load_bytes, available_bytes=pre_load_bytes))
     for warning in (*spec.warnings, *resolved.warnings):
         log.warning(warning)
     check_kv_dtype(resolved)

@@ -11,9 +11,11 @@ from twinpool.clock import WallClock
 from twinpool.config.resolve import Resolved
 from twinpool.errors import ConfigError
 from twinpool.memory.arena import Arena
+from twinpool.memory.ledger import MemoryRequest
 from twinpool.sched.disk import MAX_FETCHED_BYTES, MAX_PENDING_BYTES, PREFETCH_THRESHOLD_TOKENS, StorageTier
-from twinpool.storage.shelf import DiskStats
-from twinpool.storage.store import DiskStore
+from twinpool.storage.format import smallest_file_bytes
+from twinpool.storage.shelf import DiskStats, check_limit
+from twinpool.storage.store import DiskStore, prepare_folder
 from twinpool.storage.workers import Prefetcher, StoreWriter
 from twinpool.wiring import disk_fingerprint, disk_limit_bytes
 
@@ -68,10 +70,23 @@ class DiskTier(StorageTier):
         self._readers.close()
 
 
-def check_disk_folder(resolved: Resolved) -> None:
-    """Raise ConfigError for a disk tier without a folder, before anything is loaded."""
-    if resolved.hicache_storage_backend is not None and resolved.hicache_storage_path is None:
+def check_disk(resolved: Resolved, request: MemoryRequest) -> None:
+    """Raise ConfigError for a disk tier that cannot be, before anything is loaded: no folder, one that cannot be used, or a limit below
+    one page and one state. The folder is made.
+    """
+    if resolved.hicache_storage_backend is None:
+        return
+    if resolved.hicache_storage_path is None:
         raise ConfigError("--hicache-storage-backend file needs a folder: give --hicache-storage-path DIR, too.")
+    sizes = disk_fingerprint(
+        resolved,
+        model="",
+        ranks=resolved.tp_size,
+        page_bytes=request.page_bytes,
+        slot_bytes=request.stage_slot_bytes,
+    )
+    check_limit(disk_limit_bytes(resolved), sizes)
+    prepare_folder(_expanded(resolved.hicache_storage_path), needed_bytes=smallest_file_bytes(sizes))
 
 
 def open_disk_tier(resolved: Resolved, arena: Arena, folder: Path) -> DiskTier | None:

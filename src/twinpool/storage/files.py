@@ -7,8 +7,11 @@ ask which process that was. The folder's own clock (the time of a file made now)
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import itertools
 import os
+import stat
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -31,6 +34,32 @@ class Listed:
     name: str
     size_bytes: int
     used_ns: int
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, unless it is there. Raises OSError, before any is made if another kind of file is in the way."""
+    missing = list(itertools.takewhile(lambda folder: not _is_folder(folder), (path, *path.parents)))
+    for folder in reversed(missing):  # not Path.mkdir's parents, which is one call within another for each of them
+        folder.mkdir(exist_ok=True)
+
+
+def _is_folder(path: Path) -> bool:
+    """False: nothing is there. Raises OSError when something else is."""
+    try:
+        is_folder = stat.S_ISDIR(path.stat().st_mode)
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise OSError(errno.ENOENT, f"{path} is a link to nothing") from None
+        return False
+    if not is_folder:
+        raise OSError(errno.ENOTDIR, f"{path} is not a folder")
+    return True
+
+
+def free_bytes(folder: Path) -> int | None:
+    """What can still be written there; None where the file system does not say. Raises OSError."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize if found.f_blocks else None
 
 
 def write_whole(folder: Path, name: str, parts: Iterable[Bytes]) -> int:

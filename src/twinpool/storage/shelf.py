@@ -54,7 +54,7 @@ class Shelf(ABC):
     """
 
     def __init__(self, *, limit_bytes: int, fingerprint: Fingerprint) -> None:
-        _check_limit(limit_bytes, fingerprint)
+        check_limit(limit_bytes, fingerprint)
         self.limit_bytes, self.fingerprint = limit_bytes, fingerprint
         # Of the index and the counts; never held while bytes are read, written or removed.
         self._lock = threading.Lock()
@@ -172,7 +172,8 @@ class Shelf(ABC):
         return self._last_used_ns
 
 
-def _check_limit(limit_bytes: int, fingerprint: Fingerprint) -> None:
+def check_limit(limit_bytes: int, fingerprint: Fingerprint) -> None:
+    """Raise ConfigError for a limit below one page and one state."""
     smallest = smallest_file_bytes(fingerprint)
     if limit_bytes < smallest:
         raise ConfigError(

@@ -15,10 +15,20 @@ from pathlib import Path
 from twinpool.errors import ConfigError
 from twinpool.storage import files
 from twinpool.storage.backoff import Backoff
-from twinpool.storage.format import Segment, check_segment, decode, encode, file_bytes, file_name, parse_name
+from twinpool.storage.format import (
+    Segment,
+    check_segment,
+    decode,
+    encode,
+    file_bytes,
+    file_name,
+    parse_name,
+    smallest_file_bytes,
+)
 from twinpool.storage.index import Entry
 from twinpool.storage.keys import Fingerprint, SegmentInfo
 from twinpool.storage.shelf import Shelf
+from twinpool.units import format_bytes
 
 log = logging.getLogger("twinpool.storage")
 
@@ -31,19 +41,12 @@ class DiskStore(Shelf):
     """
 
     def __init__(self, path: Path, *, limit_bytes: int, fingerprint: Fingerprint) -> None:
-        """Make the folder, read its listing. Raises ConfigError: no such folder can be made or written, or the limit is too small."""
+        """Make the folder, read its listing. Raises ConfigError as `prepare_folder` does, or when the limit is too small."""
         super().__init__(limit_bytes=limit_bytes, fingerprint=fingerprint)
         self.path = path
         self._backoff = Backoff()
         self._said: set[int | None] = set()
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            files.probe(path)
-        except OSError as error:
-            raise ConfigError(
-                f"The disk tier needs a folder that can be made and written, and '{path}' is not one ({error.strerror}): "
-                "give --hicache-storage-path another."
-            ) from error
+        prepare_folder(path, needed_bytes=smallest_file_bytes(fingerprint))
         self.refresh()
 
     def put(self, segment: Segment) -> bool:
@@ -168,6 +171,28 @@ class DiskStore(Shelf):
         if is_new:
             name = errno.errorcode.get(error.errno or 0, "an error")
             log.warning("The disk tier goes on without %s: %s (%s; said once).", self.path, error.strerror, name)
+
+
+def prepare_folder(path: Path, *, needed_bytes: int) -> None:
+    """Make a folder for segments, if it is not there, and see that it can be used. needed_bytes: of the smallest of them.
+
+    Raises ConfigError: it cannot be made or written, or has neither segments nor room for one.
+    """
+    try:
+        files.make_folder(path)
+        files.probe(path)
+        left_bytes = files.free_bytes(path)
+        is_full = left_bytes is not None and left_bytes < needed_bytes
+        if is_full and not any(parse_name(found.name) for found in files.list_folder(path)):
+            raise ConfigError(
+                f"The disk of --hicache-storage-path '{path}' has {format_bytes(left_bytes or 0)} left, and one segment takes at least "
+                f"{format_bytes(needed_bytes)}: make room there, or give another folder."
+            )
+    except OSError as error:
+        raise ConfigError(
+            f"The disk tier needs a folder that can be made and written, and '{path}' is not one ({error.strerror}): "
+            "give --hicache-storage-path another."
+        ) from error
 
 
 def _segments_of(listed: Iterable[files.Listed]) -> tuple[dict[bytes, Entry], list[SegmentInfo]]:

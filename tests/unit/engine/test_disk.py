@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 from pathlib import Path
@@ -175,13 +176,65 @@ def test_a_tier_without_a_folder_and_a_folder_without_a_tier_are_refused(tiny: P
             boot(tiny, enable_hierarchical_cache=True, hicache_size=0.02, **option)
 
 
-def test_a_folder_that_is_a_file_is_refused(tiny: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def no_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights may not be loaded."""
+
+    def load(*args: object, **settings: object) -> None:
+        raise AssertionError("the weights were loaded")
+
+    monkeypatch.setattr("twinpool.engine.boot.load_rank", load)
+
+
+@pytest.mark.usefixtures("no_load")
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("file", "{}/file is not a folder"),
+        ("file/a/b", "Not a directory"),
+        ("link", "{}/link is a link to nothing"),
+        ("link/a/b", "{}/link is a link to nothing"),
+        ("loop/a", "Too many levels of symbolic links"),
+        ("a/" * 2500, "File name too long"),
+        ("x" * 300, "File name too long"),
+        ("/proc/nowhere/a", "No such file or directory"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_refused_before_the_weights_are_loaded(tiny, tmp_path: Path, path, why) -> None:
     (tmp_path / "file").write_text("")
-    disk = {"hicache_storage_backend": "file", "hicache_storage_path": str(tmp_path / "file")}
-    with pytest.raises(ConfigError, match="needs a folder that can be made and written"):
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    disk = {"hicache_storage_backend": "file", "hicache_storage_path": str(tmp_path / path)}
+    with pytest.raises(ConfigError) as refused:
+        boot(tiny, enable_hierarchical_cache=True, hicache_size=0.02, **disk)
+    assert str(refused.value) == (
+        f"The disk tier needs a folder that can be made and written, and '{tmp_path / path}' is not one ({why.format(tmp_path)}): give "
+        "--hicache-storage-path another."
+    )
+    assert sorted(os.listdir(tmp_path)) == ["file", "link", "loop"]
+
+
+@pytest.mark.usefixtures("no_load")
+def test_a_limit_and_a_disk_without_room_for_a_segment_are_refused_before_the_weights_are_loaded(
+    tiny: Path, tmp_path: Path, monkeypatch
+) -> None:
+    disk = {"hicache_storage_backend": "file", "hicache_storage_path": str(tmp_path)}
+    with pytest.raises(
+        ConfigError, match=r"needs room for a page and a state, \d\.\d+ KiB: raise --hicache-storage-size"
+    ):
+        boot(tiny, enable_hierarchical_cache=True, hicache_size=0.02, hicache_storage_size=4e-6, **disk)
+    store = store_at(tmp_path)
+    monkeypatch.setattr("twinpool.storage.files.free_bytes", lambda folder: 4096)
+    with pytest.raises(
+        ConfigError, match=r"has 4\.00 KiB left, and one segment takes at least \d\.\d+ KiB: make room there"
+    ):
+        boot(tiny, enable_hierarchical_cache=True, hicache_size=0.02, **disk)
+    put_chain(store, TOKENS.tolist(), [4])
+    with pytest.raises(AssertionError, match="the weights were loaded"):
         boot(tiny, enable_hierarchical_cache=True, hicache_size=0.02, **disk)
 
 
+@pytest.mark.usefixtures("no_load")
 @pytest.mark.parametrize(
     ("path", "said"),
     [

@@ -18,6 +18,13 @@ def age(path: Path, age_ns: int) -> None:
     os.utime(path, ns=(then_ns, then_ns))
 
 
+def test_a_thousand_missing_folders_are_made(tmp_path: Path) -> None:
+    folder = tmp_path / ("a/" * 1500)
+    for _ in range(2):
+        files.make_folder(folder)
+        assert folder.is_dir()
+
+
 def test_parts_become_one_file(tmp_path: Path) -> None:
     files.write_whole(tmp_path, "a", [b"12", bytearray(b"3"), memoryview(b"")])
     assert (tmp_path / "a").read_bytes() == b"123"
