@@ -128,8 +128,8 @@ def _gb(size_bytes: float) -> float:
 
 
 def pool_lines(ledger: Ledger, *, kv_dtype: str, latent: bool = False) -> tuple[str, ...]:
-    """The ledger's warnings (W1, W2 and ours), then `Mamba Cache is allocated` and `KV Cache is allocated`."""
-    return (*ledger.warnings, *boot_lines(pool_facts(ledger, kv_dtype=kv_dtype, latent=latent)))
+    """`Mamba Cache is allocated` and `KV Cache is allocated`."""
+    return boot_lines(pool_facts(ledger, kv_dtype=kv_dtype, latent=latent))
 
 
 def load_begin_line(available_bytes: int) -> str:

@@ -175,6 +175,8 @@ def test_the_boot_log_prints_what_is_allocated(family: str, caplog: pytest.LogCa
         kv = sum(views.values())
     assert (facts.slots, facts.kv_tokens) == (ledger.max_mamba_cache_size, ledger.kv_tokens)
     assert (facts.conv_gb, facts.ssm_gb) == (round(conv / GIB, 2), round(ssm / GIB, 2))
+    # One size where there is one row a token, two where there are keys and values.
+    assert (facts.kv_gb is not None) == any(layer.keys is layer.values for layer in memory.kv)
     printed = facts.kv_gb if facts.kv_gb is not None else (facts.k_gb or 0) + (facts.v_gb or 0)
     assert printed == pytest.approx(kv / GIB, abs=0.011)
     assert printed + conv / GIB + ssm / GIB > 0.4

@@ -20,8 +20,7 @@ def ledger_of(**values):
 
 def test_the_lines_operators_grep_for() -> None:
     ledger = ledger_of()
-    cap, mamba, kv = bootlog.pool_lines(ledger, kv_dtype="bfloat16")
-    assert cap.startswith("max_running_requests is capped to 26 by the mamba state cache (max_mamba_cache_size=130, 5")
+    mamba, kv = bootlog.pool_lines(ledger, kv_dtype="bfloat16")
     assert mamba == (
         "Mamba Cache is allocated. max_mamba_cache_size: 130, conv_state size: 0.22GB, ssm_state size: 9.21GB "
     )

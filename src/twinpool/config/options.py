@@ -313,10 +313,12 @@ class ServeOptions(
 ):
     """All options. Raises ConfigError naming the flag whose value has the wrong type or is out of range.
 
-    given: fields that the caller set, even to their default (for the origin column of the boot table).
+    given: fields that the caller set, even to their default (for the origin column of the boot table). logged: those of them that
+    were read off a boot log.
     """
 
     given: frozenset[str] = field(default=frozenset(), compare=False)
+    logged: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
         kind: type = type(self)

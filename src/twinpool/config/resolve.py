@@ -15,9 +15,14 @@ from twinpool.models.spec import ModelSpec
 from twinpool.prefix.checkpoint import Grids, grids, slots_per_request, track_slots
 from twinpool.units import format_bytes, round_down, round_up
 
-Origin = Literal["flag", "model default", "default", "derived", "measured"]
+Origin = Literal["flag", "model default", "default", "derived", "measured", "log"]
 T = TypeVar("T")
 DEMO_NAME = "demo"
+# Values that an option of another name decides.
+_OPTIONS = {
+    "context_len": "context_length", "radix_cache": "disable_radix_cache", "strategy": "mamba_radix_cache_strategy",
+    "overlap": "disable_overlap_schedule",
+}  # fmt: skip
 COMPUTE_DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -136,6 +141,8 @@ class _Decisions:
         self._options = options
 
     def put(self, name: str, value: T, origin: Origin) -> T:
+        if origin == "flag" and _OPTIONS.get(name, name) in self._options.logged:
+            origin = "log"
         self.values[name], self.origins[name] = value, origin
         return value
 

@@ -50,7 +50,7 @@ def boot_engine(options: ServeOptions, *, poison_freed: bool = False, clock: Clo
     pre_load_bytes = options.device_memory_bytes or free_bytes(ranks=options.tp_size)
     resolved = resolve(options, spec, DeviceFacts(pre_load_bytes))
     check_disk(resolved, memory_request(spec, resolved, pre_load_bytes=pre_load_bytes, available_bytes=pre_load_bytes))
-    for warning in (*spec.warnings, *resolved.warnings):
+    for warning in resolved.warnings:
         log.warning(warning)
     check_kv_dtype(resolved)
     if resolved.kv_cache_dtype == "fp8_e4m3" and spec.n_attention_layers:
@@ -192,7 +192,7 @@ def _log_pools(facts: EngineFacts, arena_bytes: int, tier: HostArena | None) -> 
     left_bytes = max(0, facts.startup_available_bytes - arena_bytes)
     for warning in ledger.warnings:
         log.warning(warning)
-    for line in bootlog.pool_lines(ledger, kv_dtype=resolved.kv_cache_dtype)[len(ledger.warnings) :]:
+    for line in bootlog.pool_lines(ledger, kv_dtype=resolved.kv_cache_dtype, latent=facts.spec.latent):
         log.info(line)
     log.info(bootlog.pool_end_line(left_bytes))
     attached = tier is not None and resolved.radix_cache

@@ -37,7 +37,7 @@ def follow(connection: Connection) -> None:
     connection.send(left_bytes(resolved, pre_load_bytes=pre_load_bytes, weight_bytes=model.weight_bytes))
     pools: Pools = _told(connection)
     memory = allocate(start.spec, resolved, pools.ledger, pools.tier)
-    lines += bootlog.pool_lines(pools.ledger, kv_dtype=resolved.kv_cache_dtype)[len(pools.ledger.warnings) :]
+    lines += bootlog.pool_lines(pools.ledger, kv_dtype=resolved.kv_cache_dtype, latent=start.spec.latent)
     connection.send(lines)
     model.join(Group.join(Share(start.rank, resolved.tp_size), meeting=start.meeting, device=resolved.device))
     connection.send(start.rank)

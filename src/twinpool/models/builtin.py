@@ -26,6 +26,11 @@ class BuiltinModel:
     source: str
     note: str
 
+    def known_as(self, name: str) -> str | None:
+        """The row's name or alias that a name is, in any case, with or without an organisation before a slash; None if neither."""
+        short = name.rsplit("/", 1)[-1].casefold()
+        return next((known for known in (self.name, *self.aliases) if known.casefold() == short), None)
+
 
 @cache
 def builtin_models() -> tuple[BuiltinModel, ...]:
@@ -35,10 +40,8 @@ def builtin_models() -> tuple[BuiltinModel, ...]:
 
 
 def find_builtin(name: str) -> BuiltinModel | None:
-    """The row of that name or alias, in any case, with or without an organisation before a slash; None if unknown."""
-    short = name.rsplit("/", 1)[-1].casefold()
-    rows = builtin_models()
-    return next((row for row in rows if short in (known.casefold() for known in (row.name, *row.aliases))), None)
+    """The row of that name or alias (BuiltinModel.known_as); None if unknown."""
+    return next((row for row in builtin_models() if row.known_as(name)), None)
 
 
 def _row(entry: dict[str, Any]) -> BuiltinModel:

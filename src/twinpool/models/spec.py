@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from twinpool.errors import ModelError
-from twinpool.models.attention.spec import with_exact_index
+from twinpool.models.attention.spec import DsaSpec, MlaSpec, with_exact_index
 from twinpool.models.registry import family_of, known_architecture
 from twinpool.models.shapes import ITEM_BYTES, ConfigReader, LayerSpec, StateShapes, WindowSpec, item_bytes
 
@@ -90,6 +90,11 @@ class ModelSpec:
     def n_attention_layers(self) -> int:
         """Layers with a KV cache."""
         return len(self.attention_layers)
+
+    @property
+    def latent(self) -> bool:
+        """Whether attention layers keep a latent (MLA): one number an element where others have a key and a value."""
+        return any(isinstance(layer.attention, MlaSpec | DsaSpec) for layer in self.layers)
 
     @property
     def n_linear_layers(self) -> int:

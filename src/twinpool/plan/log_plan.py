@@ -169,7 +169,8 @@ def _flags(command: Command, boot: LoggedBoot) -> Deployment:
         given.setdefault("page_size", 1)
     if facts.context_len is not None:
         given.setdefault("context_length", facts.context_len)
-    return deployment_from(given)
+    deployment = deployment_from(given)
+    return replace(deployment, logged=deployment.given - command.flags.given)
 
 
 def _model(command: Command, boot: LoggedBoot, flags: Deployment, notes: list[str]) -> PlannedModel:
@@ -244,7 +245,7 @@ def _sizing(model: PlannedModel, memory: _Memory, flags: Deployment, rules: Engi
     machine = Machine(
         name="the log's device", device=None, ranks=flags.tp_size * flags.pp_size,
         pre_load_bytes=round(memory.before_gib * GIB), available_bytes=round(memory.after_gib * GIB), weights=None,
-        note="as the log measured them", pools_only=bool(memory.missing),
+        note="as the log measured them", pools_only=bool(memory.missing), available_origin="log",
     )  # fmt: skip
     return size(model, machine, plain, rules)
 

@@ -23,8 +23,8 @@ class Machine:
     """name; device: None when only sizes are known; ranks: devices of one replica.
 
     pre_load_bytes, available_bytes: free on one rank before and after the weights. weights: None when the memory after
-    them was given. note: how weights were found. pools_only: all of it is for the two pools, without weights and slack, so
-    that no fraction of it is one that a launch line could have.
+    them was given; available_origin: by what, "flag" or "log". note: how weights were found. pools_only: all of it is for
+    the two pools, without weights and slack, so that no fraction of it is one that a launch line could have.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Machine:
     weights: WeightEstimate | None
     note: str = ""
     pools_only: bool = False
+    available_origin: str = "flag"
 
 
 def find_machine(model: PlannedModel, flags: Deployment, options: MachineOptions) -> Machine:

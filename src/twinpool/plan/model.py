@@ -45,11 +45,12 @@ def find_model(name: str, *, revision: str | None = None) -> PlannedModel:
     path = _existing(name)
     if path is not None:
         return _from_path(path)
-    builtin, ending = _builtin(name) if revision is None else (None, "")
+    builtin, known = _builtin(name) if revision is None else (None, "")
     if builtin is not None:
+        of = "" if known.startswith(builtin.name) else f" of {builtin.name}"
         return PlannedModel(
-            name=builtin.name + ending,
-            source=f"built-in shape ({builtin.source})",
+            name=known,
+            source=f"built-in shape{of} ({builtin.source})",
             spec=ModelSpec.from_config_json(builtin.config),
             config=builtin.config,
             params_b=builtin.params_b,
@@ -73,12 +74,12 @@ def _existing(name: str) -> Path | None:
 
 
 def _builtin(name: str) -> tuple[BuiltinModel | None, str]:
-    """The built-in shape of a name and what ends the name beside it: Qwen/Qwen3.6-27B-FP8 is a Qwen3.5-27B and "-FP8"."""
-    whole = find_builtin(name)
-    if whole is not None:
-        return whole, ""
-    stem, ending = split_ending(name)
-    return find_builtin(stem), ending
+    """The built-in shape of a name, and the name as its row spells it: qwen/qwen3.6-27b-FP8 is Qwen3.6-27B-FP8, of the shape of
+    Qwen3.5-27B.
+    """
+    stem, ending = (name, "") if find_builtin(name) is not None else split_ending(name)
+    row = find_builtin(stem)
+    return row, "" if row is None else f"{row.known_as(stem)}{ending}"
 
 
 def _built_in_names(name: str) -> str:

@@ -83,7 +83,7 @@ def size(model: PlannedModel, machine: Machine, flags: Deployment, rules: Engine
         rules=rules,
         reserve_draft_states=keeps_drafts,
         fixed_bytes=_ring_bytes(model.spec, flags, resolved),
-        weights_origin=machine.weights.origin if machine.weights is not None else "flag",
+        weights_origin=machine.weights.origin if machine.weights is not None else machine.available_origin,
     )
     return sized(
         Sizing(
@@ -104,7 +104,8 @@ def sized(sizing: Sizing) -> Sizing:
 def changed(sizing: Sizing, **values: object) -> Sizing:
     """The plan with other flags (fields of Deployment). Raises ConfigError where they contradict each other."""
     given = sizing.flags.given | frozenset(values)
-    flags = replace(sizing.flags, **values, given=given)  # type: ignore[arg-type]
+    logged = sizing.flags.logged - frozenset(values)
+    flags = replace(sizing.flags, **values, given=given, logged=logged)  # type: ignore[arg-type]
     return size(sizing.model, sizing.machine, flags, sizing.rules)
 
 

@@ -25,13 +25,14 @@ ACTIVATION_BYTES = 2 * GIB
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmFit:
     """running: requests of this length that the blocks hold at once. idle_sessions: cached ones beside them, with their
-    checkpoints. blocks_running, blocks_idle: of one of each.
+    checkpoints. blocks_running, blocks_idle: of one of each. reused_tokens: of a cached one, when it goes on.
     """
 
     running: int
     idle_sessions: int
     blocks_running: int
     blocks_idle: int
+    reused_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,9 @@ def fit(ledger: VllmLedger, workload: Workload) -> VllmFit:
     running = min(ledger.max_num_seqs, blocks // each)
     free = blocks - min(workload.running, running) * each
     idle = free // cached if cached and ledger.request.prefix_caching else 0
-    return VllmFit(running=running, idle_sessions=idle, blocks_running=each, blocks_idle=cached)
+    # A prompt that is longer by its next turn: one token more is enough for all of these to be reused.
+    reused = ledger.cached_prefix_tokens(workload.tokens_per_request + 1)
+    return VllmFit(running=running, idle_sessions=idle, blocks_running=each, blocks_idle=cached, reused_tokens=reused)
 
 
 def report_text(outcome: VllmOutcome) -> str:
@@ -158,7 +161,8 @@ def _fit_text(found: VllmFit, workload: Workload) -> str:
     return (
         f"Workload: {workload.running} running × {workload.tokens_per_request:,} tokens, {workload.idle_sessions} idle sessions\n"
         f"  {found.running} requests of this length run at once ({found.blocks_running} blocks each), and beside the workload's "
-        f"{found.idle_sessions} idle sessions stay cached ({found.blocks_idle} blocks each)."
+        f"{found.idle_sessions} idle sessions stay cached ({found.blocks_idle} blocks each).\n"
+        f"  When it goes on, a cached session computes {workload.tokens_per_request - found.reused_tokens:,} of these tokens again."
     )
 
 

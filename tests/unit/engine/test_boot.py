@@ -57,6 +57,16 @@ def test_the_boot_log_has_every_line_in_order(
     assert facts.kv_tokens == engine.facts.ledger.kv_tokens
 
 
+def test_what_a_config_lacks_is_said_once(tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for file in tiny.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "config.json").unlink()
+    config = json.loads((tiny / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "mamba_ssm_dtype": "float8"}))
+    boot(tmp_path).close()
+    assert len([line for line in caplog.messages if "mamba_ssm_dtype" in line]) == 1
+
+
 def test_pools_tree_and_scheduler_follow_the_ledger(tiny: Path) -> None:
     engine = boot(tiny, page_size=16, max_mamba_cache_size=30, max_total_tokens=1000, max_queued_requests=3)
     ledger, shape, book = engine.facts.ledger, engine.scheduler.shape, engine.scheduler.book

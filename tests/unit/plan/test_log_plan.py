@@ -13,6 +13,7 @@ from twinpool.errors import TwinpoolError
 from twinpool.plan.command import read_command
 from twinpool.plan.log_line import DIFFERS, EQUAL, UNKNOWN, LogCheck
 from twinpool.plan.log_plan import LogOutcome, plan_log
+from twinpool.plan.sizing import changed
 
 NUMBERS = {source: (form, numbers) for source, form, numbers in PUBLIC}
 H100, SALA = "Qwen3.8-27B-FP8 on an H100", "MiniCPM-SALA of 2026-04-07"
@@ -78,15 +79,15 @@ def test_workers_of_data_parallel_attention_have_a_pool_each() -> None:
         (
             ("Qwen3.8-27B", "--tp-size", "4"),
             (
-                "the log's states are those of Qwen3.5-27B with --tp-size 1 and --mamba-ssm-dtype float32, not with --tp-size 4",
-                "the log's KV is that of Qwen3.5-27B with --tp-size 1 and --kv-cache-dtype bfloat16, not with --tp-size 4",
+                "the log's states are those of Qwen3.8-27B with --tp-size 1 and --mamba-ssm-dtype float32, not with --tp-size 4",
+                "the log's KV is that of Qwen3.8-27B with --tp-size 1 and --kv-cache-dtype bfloat16, not with --tp-size 4",
             ),
         ),
         (
             ("Qwen3.8-27B", "--mamba-ssm-dtype", "bfloat16", "--kv-cache-dtype", "fp8_e4m3"),
             (
-                "the log's states are those of Qwen3.5-27B with --mamba-ssm-dtype float32",
-                "the log's KV is that of Qwen3.5-27B with --kv-cache-dtype bfloat16",
+                "the log's states are those of Qwen3.8-27B with --mamba-ssm-dtype float32",
+                "the log's KV is that of Qwen3.8-27B with --kv-cache-dtype bfloat16",
             ),
         ),
         (
@@ -101,6 +102,15 @@ def test_workers_of_data_parallel_attention_have_a_pool_each() -> None:
 )
 def test_a_model_that_does_not_match_is_told_what_would(words: tuple[str, ...], notes: tuple[str, ...]) -> None:
     assert planned(H100, *words).notes == notes
+
+
+def test_what_the_log_says_is_told_apart_from_what_was_asked() -> None:
+    boot = planned(SALA, "MiniCPM-SALA", "--mem-fraction-static", "0.84", "--disable-radix-cache")
+    sizing = boot.outcome.sizing
+    origins = sizing.resolved.origins
+    assert [origins[name] for name in ("mem_fraction_static", "radix_cache", "page_size")] == ["flag", "flag", "log"]
+    assert sizing.request.origins["weights"] == "log"
+    assert changed(sizing, page_size=1).resolved.origins["page_size"] == "flag"
 
 
 def test_the_command_prints_the_checks_and_refuses_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,21 +23,28 @@ def write(folder: Path, config: dict[str, Any], **files: dict[str, Any]) -> Path
     return folder
 
 
-@pytest.mark.parametrize("name", ["Qwen3.5-27B", "qwen3.5-27b", "Qwen/Qwen3.6-27B"])
-def test_a_built_in_shape(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "shown", "of"),
+    [
+        ("Qwen3.5-27B", "Qwen3.5-27B", ""),
+        ("qwen3.5-27b", "Qwen3.5-27B", ""),
+        ("Qwen/qwen3.8-27b", "Qwen3.8-27B", " of Qwen3.5-27B"),
+    ],
+)
+def test_a_built_in_shape(name: str, shown: str, of: str) -> None:
     found = find_model(name)
-    assert (found.name, found.params_b, found.folder) == ("Qwen3.5-27B", 27, None)
-    assert found.source == "built-in shape (the published config.json)"
+    assert (found.name, found.params_b, found.folder) == (shown, 27, None)
+    assert found.source == f"built-in shape{of} (the published config.json)"
 
 
 @pytest.mark.parametrize(
     ("name", "shown"),
     [
-        ("Qwen/Qwen3.6-27B-FP8", "Qwen3.5-27B-FP8"),
+        ("Qwen/Qwen3.6-27B-FP8", "Qwen3.6-27B-FP8"),
         ("nvidia/Qwen3.5-397B-A17B-NVFP4", "Qwen3.5-397B-A17B-NVFP4"),
         ("qwen3.5-35b-a3b-gptq-int4", "Qwen3.5-35B-A3B-gptq-int4"),
-        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "Nemotron-3-Nano-30B-A3B-BF16"),
-        ("Nemotron-H-56B-Base-8K", "Nemotron-H-56B-Base"),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
+        ("Nemotron-H-56B-Base-8K", "Nemotron-H-56B-Base-8K"),
     ],
 )
 def test_an_ending_about_quantisation_is_kept(name: str, shown: str) -> None:
