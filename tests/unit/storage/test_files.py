@@ -24,7 +24,9 @@ def test_a_thousand_missing_folders_are_made(tmp_path: Path) -> None:
     for _ in range(2):
         files.make_folder(folder)
         assert folder.is_dir()
-    for made in itertools.islice((folder, *folder.parents), 1500):  # pytest's own cleaning recurses once for each of them
+    for made in itertools.islice(
+        (folder, *folder.parents), 1500
+    ):  # pytest's own cleaning recurses once for each of them
         made.rmdir()
     assert not any(tmp_path.iterdir())
 
