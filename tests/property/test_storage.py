@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.storage.small import FILE_BYTES, SMALL, chain_infos, longest_end, same, segment, store_at
-from twinpool.storage.format import file_name
-from twinpool.storage.keys import ChainHash
+from twinpool.storage.format import encode, file_name, parse_name
+from twinpool.storage.keys import ChainHash, PrefixKeys, SegmentInfo
 from twinpool.storage.store import DiskStore
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,6 +127,51 @@ def test_eviction_strands_nobody(seed: int, files: int, n_steps: int) -> None:
             assert {path.name for path in Path(folder).iterdir()} == {file_name(entry.info) for entry in store._index}
             assert all(store._index.chain(entry.info.key) for entry in store._index)
         assert (store.stats.damaged, store.stats.vanished, store.stats.failed) == (0, 0, 0)
+
+
+def forged_name(rng: random.Random, hashes: PrefixKeys) -> str:
+    """The name of a segment as only somebody who means harm gives it: keys of one prefix, the span of another."""
+    keys = [hashes.key(4 * rng.randrange(30)) for _ in range(3)]
+    start = rng.choice([0, 0, rng.randrange(120), 4 * rng.randrange(30)])
+    end = start + rng.choice([4, 4 * rng.randint(1, 20), rng.randint(1, 9), 10**11])
+    info = SegmentInfo(
+        start=start,
+        end=end,
+        key=keys[0],
+        parent_key=keys[1],
+        grid_key=rng.choice([keys[2], hashes.grid_key(end % 120)]),
+    )
+    return file_name(info)
+
+
+@given(seed=st.integers(0, 10**9), n_forged=st.integers(1, 40))
+@settings(max_examples=150, deadline=None)
+def test_forged_names_are_misses_or_whole_pages_of_the_prompt(seed: int, n_forged: int) -> None:
+    """Whatever names lie in the folder, what is found for a prompt goes from its first token on without a gap and not beyond its end."""
+    rng = random.Random(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        store = store_at(Path(folder), 30 * (FILE_BYTES + 320))
+        tokens = [rng.randrange(3) for _ in range(120)]
+        hashes = store.hashes(tokens)
+        for _ in range(n_forged):
+            path = Path(folder) / forged_name(rng, hashes)
+            if rng.random() < 0.5:
+                path.touch()
+            else:
+                info = parse_name(path.name)
+                if info.end - info.start < 200:
+                    path.write_bytes(b"".join(encode(segment(info), SMALL)))
+        store.refresh()
+        for _ in range(20):
+            limit = rng.randrange(121)
+            chain = store.longest(hashes, at_most_tokens=limit)
+            ends = [info.end for info in chain]
+            assert [info.start for info in chain] == [0, *ends][: len(chain)]
+            assert all(end % SMALL.page_size == 0 and end <= limit for end in ends)
+            for info in chain:
+                store.read(info)
+            start = 4 * rng.randrange(29)
+            store.put(segment(hashes.info(start, start + 4)))
 
 
 WRITER = """

@@ -85,12 +85,17 @@ def write_whole(folder: Path, name: str, parts: Iterable[Bytes]) -> int:
 
 
 def read_whole(path: Path, size_bytes: int) -> memoryview | None:
-    """All bytes of a file, or None when they are not as many. Raises OSError."""
-    with open(path, "rb") as file:
+    """All bytes of a file, or None when they are not as many. Raises OSError, or MemoryError when there is no room for them."""
+    with open(path, "rb", opener=_open_at_once) as file:
         if os.fstat(file.fileno()).st_size != size_bytes:
             return None
         data = np.empty(size_bytes, np.uint8).data  # not zeroed, unlike a bytearray
         return data if file.readinto(data) == size_bytes else None
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Without waiting for the other end of what has become a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def touch(path: Path) -> int:
@@ -110,7 +115,7 @@ def list_folder(folder: Path) -> list[Listed]:
     listed: list[Listed] = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            with contextlib.suppress(FileNotFoundError):  # another server removed it meanwhile
+            with contextlib.suppress(OSError):  # another server removed it meanwhile, or this one file is damaged
                 if entry.is_file(follow_symlinks=False):
                     found = entry.stat(follow_symlinks=False)
                     listed.append(Listed(entry.name, found.st_size, found.st_mtime_ns))

@@ -86,8 +86,10 @@ class Index:
     def with_descendants(self, key: bytes) -> list[bytes]:
         """Keys of a segment and of all that needs it, if they are here."""
         found = [key]
+        seen = {key}  # names that nobody of us gave may say that two need each other
         for parent in found:  # grows as it goes
-            found += self._children.get(parent, ())
+            found += self._children.get(parent, set()) - seen
+            seen.update(found)
         return [key for key in found if key in self._entries]
 
     def chain(self, key: bytes, *, broken: set[bytes] | None = None) -> tuple[SegmentInfo, ...]:
@@ -116,7 +118,7 @@ class Index:
         for grid_end in range(limit // GRID_TOKENS * GRID_TOKENS, -1, -GRID_TOKENS):
             for end in sorted(self._ends.get(hashes.grid_key(grid_end), ()), reverse=True):
                 chain = self.chain(hashes.key(end), broken=broken) if end <= limit else ()
-                if chain:
+                if chain and chain[-1].end == end:  # a name that nobody of us gave may have the key of another length
                     return chain
         return ()
 

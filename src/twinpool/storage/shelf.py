@@ -82,7 +82,11 @@ class Shelf(ABC):
     def longest(self, hashes: PrefixKeys, *, at_most_tokens: int | None = None) -> tuple[SegmentInfo, ...]:
         """The segments, root first, of the longest prefix that can be restored; empty when there is none. Reads no bytes."""
         with self._lock:
-            return self._index.longest(hashes, at_most_tokens=len(hashes) if at_most_tokens is None else at_most_tokens)
+            chain = self._index.longest(
+                hashes, at_most_tokens=len(hashes) if at_most_tokens is None else at_most_tokens
+            )
+        # Names are whatever somebody wrote into the folder; below this, everything is whole pages.
+        return () if any(info.end % self.fingerprint.page_size for info in chain) else chain
 
     def begin_put(self, info: SegmentInfo) -> bool:
         """Whether a segment is to be written: it is not here yet, its parent is, and there is room, which it now has."""

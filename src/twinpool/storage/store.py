@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -82,7 +83,7 @@ class DiskStore(Shelf):
         except FileNotFoundError:
             self._vanished(info)
             return None
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             self._trouble(error)
             return None
         segment = decode(data, info, self.fingerprint) if data is not None else None
@@ -162,15 +163,17 @@ class DiskStore(Shelf):
         for info in infos:
             files.remove(self.path / file_name(info))
 
-    def _trouble(self, error: OSError) -> None:
-        """Count a failure of the disk; say it the first time it is of this kind."""
+    def _trouble(self, error: OSError | MemoryError) -> None:
+        """Count a failure of the disk, or of memory for what it has; say it the first time it is of this kind."""
+        number = error.errno if isinstance(error, OSError) else errno.ENOMEM
         with self._lock:
             self._counts["failed"] += 1
-            is_new = error.errno not in self._said
-            self._said.add(error.errno)
+            is_new = number not in self._said
+            self._said.add(number)
         if is_new:
-            name = errno.errorcode.get(error.errno or 0, "an error")
-            log.warning("The disk tier goes on without %s: %s (%s; said once).", self.path, error.strerror, name)
+            name = errno.errorcode.get(number or 0, "an error")
+            why = error.strerror if isinstance(error, OSError) else os.strerror(errno.ENOMEM)
+            log.warning("The disk tier goes on without %s: %s (%s; said once).", self.path, why, name)
 
 
 def prepare_folder(path: Path, *, needed_bytes: int) -> None:

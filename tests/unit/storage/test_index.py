@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.storage.small import SMALL
 from twinpool.storage.index import Entry, Index
-from twinpool.storage.keys import ChainHash
+from twinpool.storage.keys import ChainHash, SegmentInfo
 
 HASHES = ChainHash(SMALL, range(400))
 
@@ -79,6 +79,15 @@ def test_what_needs_a_segment() -> None:
     assert sorted(HASHES.key(end) for end in (100, 104)) == sorted(index.with_descendants(HASHES.key(100)))
     index.remove(HASHES.key(64))
     assert len(index.with_descendants(HASHES.key(64))) == 3
+
+
+def test_names_that_say_they_need_each_other() -> None:
+    index, (a, b) = Index(), (bytes(15) + bytes([n]) for n in range(2))
+    for start, key, parent in ((8, a, b), (0, b, a)):
+        info = SegmentInfo(start=start, end=start + 8, key=key, parent_key=parent, grid_key=a)
+        index.add(Entry(info, 10, start))
+    assert index.with_descendants(a) == [a, b]
+    assert index.victims(10) is None
 
 
 def test_one_entry_a_key() -> None:

@@ -244,18 +244,28 @@ def test_a_folder_that_vanishes_is_a_miss(tmp_path: Path) -> None:
     assert (store.stats.segments, store.stats.vanished, store.stats.failed) == (0, 3, 2)
 
 
-def test_a_read_that_fails_leaves_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), MemoryError()])
+def test_a_read_that_fails_leaves_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error) -> None:
     store = store_at(tmp_path)
     (info,) = put_chain(store, TOKENS, [8])
 
     def fail(path: Path, size_bytes: int) -> memoryview:
-        raise OSError(5, "Input/output error")
+        raise error
 
     with monkeypatch.context() as patch:
         patch.setattr(files, "read_whole", fail)
         assert store.read(info) is None
     assert same(store.read(info), info)
     assert store.stats.failed == 1
+
+
+def test_a_pipe_for_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    store = store_at(tmp_path)
+    (info,) = put_chain(store, TOKENS, [8])
+    (tmp_path / file_name(info)).unlink()
+    os.mkfifo(tmp_path / file_name(info))
+    assert store.read(info) is None
+    assert store.stats.damaged == 1
 
 
 def test_leftovers_of_dead_writers_are_removed_at_the_start(tmp_path: Path) -> None:
