@@ -381,10 +381,8 @@ class Engine:
 
     def _settle(self) -> None:
         """With nothing left to run, what the tiers below were told is done at once: the next step may be hours away."""
-        orders = self.scheduler.book.orders
-        if orders:
-            self._executor.settle(tuple(orders))
-            orders.clear()
+        if orders := self.scheduler.book.take_orders():
+            self._executor.settle(orders)
 
     def close(self) -> None:
         """End the threads; what the disk tier was given is written first. Requests that still run are dropped."""

@@ -13,16 +13,15 @@ from typing import Any
 class BuiltinModel:
     """One row of builtin.toml.
 
-    config: the keys of its config.json that are known here, enough for ModelSpec.from_config_json; params_b,
-    active_params_b: parameters in billions as its name or publisher rounds them, None where neither says;
-    source: where the shapes come from; note: what to know before leaning on them, or "".
+    config: the keys of its config.json that are known here, enough for ModelSpec.from_config_json; params_b:
+    parameters in billions as its name or publisher rounds them, None where neither says; source: where the shapes come
+    from; note: what to know before leaning on them, or "".
     """
 
     name: str
     aliases: tuple[str, ...]
     config: dict[str, Any]
     params_b: float | None
-    active_params_b: float | None
     source: str
     note: str
 
@@ -51,7 +50,6 @@ def _row(entry: dict[str, Any]) -> BuiltinModel:
         aliases=tuple(entry.get("aliases", ())),
         config=entry["config"],
         params_b=entry.get("params_b"),
-        active_params_b=entry.get("active_params_b"),
         source=entry["source"],
         note=entry.get("note", ""),
     )

@@ -177,23 +177,21 @@ class Evictor:
             node.pages = NO_PAGES
             self.tier.demoted(node)
         else:
-            self._forget(node, parent)
+            if self.tier is not None:
+                self.tier.discard(node)
+            self.unlink(node)
         if parent.is_evictable_leaf:
             self.offer(parent)
 
-    def _forget(self, node: Node, parent: Node) -> None:
-        """The node leaves the tree."""
-        if self.tier is not None:
-            self.tier.discard(node)
+    def unlink(self, node: Node) -> None:
+        """A node without any copy leaves the tree."""
+        parent = node.parent
+        assert parent is not None
         self.n_nodes -= 1
         first_page = node.key[: self._page_bytes]
         del parent.children[first_page]
         self._ghosts.remember(parent, first_page, node)
         node.parent = None
-
-    def host_node_removed(self) -> None:
-        """A node that was on the host alone has left the tree."""
-        self.n_nodes -= 1
 
     def cap_path(self, tail: Node, limit: int) -> None:
         """--mamba-max-states-per-path: drop the shallowest states on the path to `tail` beyond `limit` (reference 4.11).

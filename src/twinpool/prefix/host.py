@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from twinpool.memory.host import HostArena
-from twinpool.prefix.ghosts import Ghosts
 from twinpool.prefix.node import HOST_GONE, NO_PAGES, TOKEN_BYTES, Node
 from twinpool.step import HostCopy, HostFill, Order
 
@@ -52,19 +51,18 @@ class HostTotals:
 
 
 class HostTier:
-    """Owns the host copies of nodes. policy: a key of POLICIES; orders: where copies are told, in order; removed: hears that a node
-    without any copy has left the tree.
+    """Owns the host copies of nodes. policy: a key of POLICIES; orders: where copies are told, in order; unlink: takes a node
+    without any copy out of the tree.
     """
 
     def __init__(
-        self, *, arena: HostArena, policy: str, orders: list[Order], ghosts: Ghosts, page_size: int,
-        removed: Callable[[], None],
-    ) -> None:  # fmt: skip
+        self, *, arena: HostArena, policy: str, orders: list[Order], page_size: int, unlink: Callable[[Node], None]
+    ) -> None:
         self.arena = arena
         self.totals = HostTotals()
         self.states: OrderedDict[Node, None] = OrderedDict()  # least recently used first
         self._needed_uses = POLICIES[policy]
-        self._orders, self._ghosts, self._removed = orders, ghosts, removed
+        self._orders, self._unlink = orders, unlink
         self._page_size = page_size
         self._heap: list[tuple[int, int, Node]] = []
         self._pushed = 0
@@ -327,12 +325,5 @@ class HostTier:
         assert parent is not None
         parent.n_host_children -= 1
         if not node.on_device:
-            self._remove(node, parent)
+            self._unlink(node)
         self._offer(parent)
-
-    def _remove(self, node: Node, parent: Node) -> None:
-        first_page = node.key[: self._page_size * TOKEN_BYTES]
-        del parent.children[first_page]
-        self._ghosts.remember(parent, first_page, node)
-        node.parent = None
-        self._removed()

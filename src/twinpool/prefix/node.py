@@ -101,29 +101,24 @@ class Held(NamedTuple):
 class Match(NamedTuple):
     """What the tree knows of a key, in tokens.
 
-    kv_len: KV matched on device or host, ignoring states; resume_len: up to the deepest checkpoint on the device, which is what
-    can be reused at once; node: where that checkpoint hangs (the root for none); state_slot: its slot; branching: where the next
-    prefill should leave a checkpoint because cached prompts part there, if anywhere (reference 4.2).
-    host_node: the deeper node that can be resumed from after a restore, None when the device has the deepest; reuse: as if it
-    were not restored.
+    resume_len: up to the deepest checkpoint on the device, which is what can be reused at once; node: where that checkpoint hangs (the
+    root for none); branching: where the next prefill should leave a checkpoint because cached prompts part there, if anywhere
+    (reference 4.2). host_node: the deeper node that can be resumed from after a restore, None when the device has the deepest;
+    reuse: as if it were not restored.
     """
 
-    kv_len: int
     resume_len: int
     node: Node
-    state_slot: int | None
     branching: int | None
     reuse: Reuse
     host_node: Node | None = None
 
 
 class Inserted(NamedTuple):
-    """Result of an insert. existing_len: tokens whose KV was on the device already; freed_pages: the caller's duplicates of them, to
-    be freed; state_taken: whether the tree took the slot (False: the node has a state already); pages: the tree's page ids for the
-    whole prefix (int32)."""
+    """Result of an insert. freed_pages: the caller's duplicates of what was on the device already, to be freed; state_taken: whether
+    the tree took the slot (False: the node has a state already); pages: the tree's page ids for the whole prefix (int32)."""
 
     node: Node
-    existing_len: int
     freed_pages: Int32Array
     state_taken: bool
     pages: Int32Array

@@ -49,8 +49,8 @@ class PrefixTree:
         self.tier: HostTier | None = None
         if host is not None and not disabled:
             self.tier = HostTier(
-                arena=host.arena, policy=host.policy, orders=host.orders, ghosts=self._ghosts, page_size=page_size,
-                removed=self._evictor.host_node_removed,
+                arena=host.arena, policy=host.policy, orders=host.orders, page_size=page_size,
+                unlink=self._evictor.unlink,
             )  # fmt: skip
             self._evictor.tier = self.tier
         self._now = 0
@@ -95,7 +95,7 @@ class PrefixTree:
         """
         prompt = len(key) // TOKEN_BYTES
         if self.disabled:
-            return Match(0, 0, self.root, None, None, Reuse(prompt=prompt, gaps=(("new", prompt),)))
+            return Match(0, self.root, None, Reuse(prompt=prompt, gaps=(("new", prompt),)))
         limit = min(limit_tokens, prompt) * TOKEN_BYTES // self._page_bytes * self._page_bytes
         path, position, partial, shared = walk(self.root, key, limit, self._page_bytes)
         best, gone, gone_from = self.root, 0, NOT_GONE
@@ -124,7 +124,7 @@ class PrefixTree:
             prompt=prompt, limit=limit_tokens, kv=kv, resume=resume, gone=gone, grid=self._grid, evicted=evicted,
             from_host=gone_from == HOST_GONE,
         )  # fmt: skip
-        return Match(kv, resume, best, best.state or None, branching if branching > resume else None, reuse, host)
+        return Match(resume, best, branching if branching > resume else None, reuse, host)
 
     def hold(self, node: Node) -> Held:
         """Protect everything that a restore of `node` (Match.host_node) starts from: device KV down its path, and host copies."""
@@ -217,7 +217,7 @@ class PrefixTree:
         if taken and self._cap >= 0:
             self._evictor.cap_path(end, self._cap)
         whole = self.path_pages(end) if len(freed) else pages[: length // self.page_size]
-        return Inserted(end, existing, freed, taken, whole)
+        return Inserted(end, freed, taken, whole)
 
     def _adopt_path(self, path: list[Node], pages: Int32Array) -> int:
         """Nodes of the path that were on the host alone take the caller's device pages; returns tokens that were on the device."""

@@ -81,10 +81,8 @@ class Replay:
 
     def _settle(self) -> None:
         """As the server does (engine/core.py): with nothing left to run, what the tiers below were told is done at once."""
-        orders = self.scheduler.book.orders
-        if orders:
-            self._executor.settle(tuple(orders))
-            orders.clear()
+        if orders := self.scheduler.book.take_orders():
+            self._executor.settle(orders)
 
     def _step(self) -> None:
         executor = self._executor

@@ -44,12 +44,11 @@ def _plan(book: Book, step: int, rows: list[tuple[Row, Sequence]], *, repeat: in
     plan = StepPlan(
         step=step,
         rows=tuple(row for row, _ in rows),
-        orders=tuple(book.orders),
+        orders=book.take_orders(),
         joined=tuple(book.joined),
         left=tuple(book.left),
         repeat=repeat,
     )
-    book.orders.clear()  # the same list: tree and host tier write to it, too
     book.joined, book.left = [], []
     book.in_flight[step] = rows
     for _, sequence in rows:

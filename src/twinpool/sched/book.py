@@ -87,6 +87,12 @@ class Book:
             self.totals.finished_requests += 1
         self.deltas.append(delta)
 
+    def take_orders(self) -> tuple[Order, ...]:
+        """All orders since the last call. The list stays the same one: tree and pools write to it, too."""
+        orders = tuple(self.orders)
+        self.orders.clear()
+        return orders
+
     def take_deltas(self) -> list[Delta]:
         """All news since the last call."""
         deltas, self.deltas = self.deltas, []

@@ -117,7 +117,7 @@ def test_real_configurations_agree_with_their_row(path: Path) -> None:
 def test_names_are_found_in_any_case_under_any_organisation() -> None:
     row = find_builtin("Qwen3.5-27B")
     assert row is not None
-    assert (row.params_b, row.active_params_b, row.aliases) == (27, None, ("Qwen3.6-27B", "Qwen3.8-27B"))
+    assert (row.params_b, row.aliases) == (27, ("Qwen3.6-27B", "Qwen3.8-27B"))
     for name in ("qwen3.5-27b", "Qwen/Qwen3.5-27B", "Qwen/qwen3.8-27B"):
         assert find_builtin(name) is row
     assert find_builtin("Qwen3.5-28B") is None

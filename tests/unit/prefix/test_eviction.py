@@ -59,10 +59,10 @@ def test_a_parent_is_as_recent_as_the_newest_use_below_it() -> None:
         small.tree._evictor._evict_leaf(leaf, "kv_pressure")
     small.tree.check()
     small.tree.evict(pages=1)
-    assert small.match(seq(3, base=7), touch=False).kv_len == 0, (
+    assert small.match(seq(3, base=7), touch=False).reuse.kv_matched == 0, (
         "what was used before the last use below the parent goes first"
     )
-    assert small.match(seq(4), touch=False).kv_len == 4
+    assert small.match(seq(4), touch=False).reuse.kv_matched == 4
 
 
 def test_a_parent_inherits_uses_and_priority_of_what_was_evicted_below() -> None:
@@ -81,8 +81,8 @@ def test_a_parent_inherits_uses_and_priority_of_what_was_evicted_below() -> None
         small.tree._evictor._evict_leaf(result.node, "kv_pressure")
         small.tree.check()
         small.tree.evict(pages=1)
-        assert small.match(seq(4), touch=False).kv_len == 4, policy
-        assert small.match(seq(2, base=3), touch=False).kv_len == 0, policy
+        assert small.match(seq(4), touch=False).reuse.kv_matched == 4, policy
+        assert small.match(seq(2, base=3), touch=False).reuse.kv_matched == 0, policy
 
 
 def test_both_halves_of_a_split_are_as_old_as_the_whole() -> None:
@@ -93,7 +93,7 @@ def test_both_halves_of_a_split_are_as_old_as_the_whole() -> None:
     small.match([*seq(4), 99])
     small.tree.evict(pages=1)
     small.tree.evict(pages=1)
-    assert small.match(seq(3, base=1), touch=False).kv_len == 3
+    assert small.match(seq(3, base=1), touch=False).reuse.kv_matched == 3
     assert small.tree.n_nodes == 1
 
 
@@ -143,7 +143,7 @@ def test_a_tombstone_takes_a_new_state() -> None:
     chain(small, 4, 9)
     small.tree.evict(slots=1)
     again = small.put(seq(4))
-    assert (again.state_taken, again.existing_len, resume(small, 4)) == (True, 4, 4)
+    assert (again.state_taken, resume(small, 4)) == (True, 4)
     assert dict(small.match([*seq(4), 1]).reuse.gaps) == {"new": 1}
 
 
@@ -153,7 +153,7 @@ def test_a_state_that_is_refused_makes_the_existing_one_most_recent() -> None:
     small.put(seq(4, base=1))
     small.put(seq(4))
     small.tree.evict(slots=1)
-    assert (resume(small, 4), small.match(seq(4, base=1), touch=False).kv_len) == (4, 0)
+    assert (resume(small, 4), small.match(seq(4, base=1), touch=False).reuse.kv_matched) == (4, 0)
 
 
 def test_reset_of_a_tree_in_use_is_a_bug() -> None:

@@ -159,7 +159,7 @@ def test_host_only_nodes_take_the_pages_of_an_insert() -> None:
     pages = small.pages.alloc(9)
     slot = int(small.slots.alloc(1)[0])
     result = small.tree.insert(small.key(seq(9)), pages, length=9, owned_from=0, state_slot=slot)
-    assert (result.existing_len, result.freed_pages.tolist()) == (0, [])
+    assert result.freed_pages.tolist() == []
     assert small.tree.path_pages(result.node).tolist() == pages.tolist()
     assert [small.where(seq(n)) for n in (2, 4, 7, 9)] == ["dh", "dhH", "dhH", "dDhH"]
     assert (small.tree.evictable_pages, small.held) == (9, (9, 3))
@@ -174,7 +174,7 @@ def test_an_insert_over_a_path_half_on_the_device_frees_only_duplicates() -> Non
     assert (small.where(seq(4)), small.where(seq(7))) == ("dDhH", "hH")
     pages = small.pages.alloc(9)
     result = small.tree.insert(small.key(seq(9)), pages, length=9, owned_from=0, state_slot=None)
-    assert (result.existing_len, result.freed_pages.tolist()) == (4, pages[:4].tolist())
+    assert result.freed_pages.tolist() == pages[:4].tolist()
     assert result.pages[4:].tolist() == pages[4:].tolist()
     assert small.tree.path_pages(result.node).tolist() == result.pages.tolist()
     small.tree.check()
@@ -225,8 +225,8 @@ def test_the_host_drops_the_leaf_used_longest_ago() -> None:
     small.leave_device()
     small.put(seq(5, base=2))
     assert small.where(seq(5, base=2)) == "dDhH"
-    assert small.match(seq(6)).kv_len == 6
-    assert small.match(seq(6, base=1)).kv_len == 0
+    assert small.match(seq(6)).reuse.kv_matched == 6
+    assert small.match(seq(6, base=1)).reuse.kv_matched == 0
     assert dict(small.match([*seq(6, base=1), 1]).reuse.gaps) == {"kv_evicted": 6, "new": 1}
 
 
@@ -238,7 +238,7 @@ def test_the_host_drops_dead_kv_before_anything_else() -> None:
     small.leave_device()
     assert (small.where(seq(6)), small.where(seq(6, base=1)), small.held) == ("h", "hH", (12, 1))
     small.put(seq(2, base=2))
-    assert small.match(seq(6)).kv_len == 0, "dead KV stays although room was needed"
+    assert small.match(seq(6)).reuse.kv_matched == 0, "dead KV stays although room was needed"
     assert small.where(seq(6, base=1)) == "hH"
 
 
@@ -249,7 +249,7 @@ def test_dead_kv_goes_before_a_state_too() -> None:
     small.leave_device()
     small.put(seq(2, base=2))
     assert (small.where(seq(6, base=1)), small.where(seq(2, base=2))) == ("hH", "dDhH")
-    assert small.match(seq(6)).kv_len == 0
+    assert small.match(seq(6)).reuse.kv_matched == 0
 
 
 def test_kv_that_is_alive_again_is_not_dropped_as_dead() -> None:
@@ -262,7 +262,7 @@ def test_kv_that_is_alive_again_is_not_dropped_as_dead() -> None:
     assert small.where(seq(6)) == "hH"
     small.put(seq(4, base=2))
     assert small.where(seq(6)) == "hH"
-    assert small.match(seq(4, base=1)).kv_len == 0
+    assert small.match(seq(4, base=1)).reuse.kv_matched == 0
 
 
 def test_under_a_quota_a_leaf_goes_whole_and_an_inner_node_loses_its_state() -> None:

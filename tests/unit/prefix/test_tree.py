@@ -66,14 +66,14 @@ def test_insert_then_match(page, n, whole) -> None:
     small = Small(page_size=page)
     small.put(seq(n), length=whole)
     found = small.match(seq(n))
-    assert (found.kv_len, found.resume_len, found.state_slot) == (whole, whole, 1)
+    assert (found.reuse.kv_matched, found.resume_len, found.node.state) == (whole, whole, 1)
 
 
 def test_kv_alone_is_counted_and_not_reused() -> None:
     small = Small(grid=4)
     small.put(seq(10), state=False)
     found = small.match([*seq(10), 99])
-    assert (found.kv_len, found.resume_len, found.branching) == (10, 0, 8)
+    assert (found.reuse.kv_matched, found.resume_len, found.branching) == (10, 0, 8)
     assert dict(found.reuse.gaps) == {"no_checkpoint": 8, "below_grid": 2, "new": 1}
 
 
@@ -84,7 +84,7 @@ def test_a_split_falls_back_to_the_nearest_state_above() -> None:
     small.put(seq(200), state=False)
     found = small.match([*seq(150), 9999])
     # The worked example of reference 4.2.
-    assert (found.kv_len, found.resume_len, found.branching) == (150, 64, 128)
+    assert (found.reuse.kv_matched, found.resume_len, found.branching) == (150, 64, 128)
     assert small.tree.n_nodes == 4
 
 
@@ -93,7 +93,7 @@ def test_a_probe_changes_nothing() -> None:
     small.put(seq(64))
     nodes = small.tree.n_nodes
     found = small.match([*seq(30), 5], touch=False)
-    assert (found.kv_len, found.resume_len) == (30, 0)
+    assert (found.reuse.kv_matched, found.resume_len) == (30, 0)
     assert small.tree.n_nodes == nodes
 
 
@@ -117,7 +117,7 @@ def test_a_leaf_that_loses_its_state_goes_whole() -> None:
     small.tree.evict(slots=1)
     small.tree.check()
     assert small.tree.evictable_pages == before - 4
-    assert small.match(seq(4)).kv_len == 0
+    assert small.match(seq(4)).reuse.kv_matched == 0
 
 
 def test_room_evicts_no_more_than_needed_and_nothing_if_it_cannot() -> None:
@@ -153,7 +153,7 @@ def test_a_locked_path_keeps_its_kv_but_gives_up_states_above() -> None:
     lock = small.tree.lock(node)
     assert small.tree.room_slots(1)
     small.tree.check()
-    assert small.match(seq(9)).kv_len == 9
+    assert small.match(seq(9)).reuse.kv_matched == 9
     assert small.match(seq(4)).resume_len == 0
     small.tree.unlock(lock)
 
@@ -162,7 +162,7 @@ def test_the_same_prefix_twice_frees_the_duplicates_and_refuses_the_state() -> N
     small = Small()
     first = small.put(seq(6))
     again = small.put(seq(6))
-    assert (again.existing_len, again.state_taken, len(again.freed_pages)) == (6, False, 6)
+    assert (again.state_taken, len(again.freed_pages)) == (False, 6)
     assert again.pages.tolist() == small.tree.path_pages(first.node).tolist()
     assert small.pages.available == 400 - 6
 
@@ -176,7 +176,7 @@ def test_branching_of_three_prompts() -> None:
     for node in list(small.tree._evictor.states)[:2]:
         small.tree._evictor._drop_state(node, "state_pressure")
     found = small.match([*shared, *seq(10, base=1)])
-    assert (found.kv_len, found.resume_len, found.branching) == (75, 0, 64)
+    assert (found.reuse.kv_matched, found.resume_len, found.branching) == (75, 0, 64)
     found = small.match(seq(40))
     assert found.branching is None
 
@@ -186,7 +186,7 @@ def test_path_cap_drops_the_shallowest_and_keeps_the_kv() -> None:
     for n in (3, 6, 9, 12):
         small.put(seq(n))
     assert [small.match(seq(n)).resume_len for n in (3, 6, 9, 12)] == [0, 0, 9, 12]
-    assert [small.match(seq(n)).kv_len for n in (3, 6)] == [3, 6]
+    assert [small.match(seq(n)).reuse.kv_matched for n in (3, 6)] == [3, 6]
 
 
 def test_path_cap_spares_forks_and_locked_states() -> None:
@@ -222,7 +222,7 @@ def test_lru_and_touching() -> None:
         small.put(seq(4, base=base))
     small.match(seq(4, base=0))
     small.tree.evict(pages=1)
-    assert [small.match(seq(4, base=b)).kv_len for b in range(3)] == [4, 0, 4]
+    assert [small.match(seq(4, base=b)).reuse.kv_matched for b in range(3)] == [4, 0, 4]
 
 
 @pytest.mark.parametrize(("policy", "gone"), [("fifo", 0), ("filo", 2), ("mru", 0), ("lfu", 1), ("lru", 1)])
@@ -234,7 +234,7 @@ def test_policies(policy, gone) -> None:
         if base != 1:
             small.match(seq(4, base=base))
     small.tree.evict(pages=1)
-    left = [small.match(seq(4, base=b), touch=False).kv_len for b in range(3)]
+    left = [small.match(seq(4, base=b), touch=False).reuse.kv_matched for b in range(3)]
     assert left.index(0) == gone
     assert sum(left) == 8
 
@@ -252,4 +252,4 @@ def test_reset_gives_everything_back() -> None:
     small.tree.reset()
     small.tree.check()
     assert (small.pages.available, small.slots.available, small.tree.n_nodes) == (400, 20, 0)
-    assert small.match(seq(4)).kv_len == 0
+    assert small.match(seq(4)).reuse.kv_matched == 0
