@@ -6,21 +6,30 @@ retractions are all mixed; copies fail before the forward, in the restore's own 
 
 from __future__ import annotations
 
+import functools
+import itertools
+import json
+import os
 import random
+import signal
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from tests.agreement.live import Live, live_server
 from tests.agreement.llm_runs import checkpoint, conversation, prompt, tiny_llm
 from twinpool import LLM, SamplingParams
 from twinpool.engine import copies
 from twinpool.engine.copies import Part, TierCopies
 from twinpool.engine.core import Output
 from twinpool.request import Request
+from twinpool.sched.requeue import MOST_RESTARTS
 from twinpool.step import HostCopy, SlotOrder
 
 # family, strategy, overlap, write policy, page size, queue order, prefetch policy of a disk tier
@@ -30,7 +39,7 @@ CASES = [
     ("jamba", "no_buffer", False, "write_through", 1, "fcfs", "best_effort"),
     ("glm", "extra_buffer", False, "write_through_selective", 16, "lpm", "timeout"),
     ("zamba", "no_buffer", False, "write_back", 1, "lpm", None),
-    ("falcon", "no_buffer", False, "write_through", 1, "fcfs", "wait_complete"),
+    pytest.param("falcon", "no_buffer", False, "write_through", 1, "fcfs", "wait_complete", marks=pytest.mark.full),
 ]
 
 
@@ -229,7 +238,7 @@ def test_copies_that_fail_change_no_answer(
     options: dict[str, object] = {
         "enable_hierarchical_cache": True, "hicache_size": 0.02, "hicache_write_policy": policy, "mamba_track_interval": 64,
         "mamba_radix_cache_strategy": strategy, "disable_overlap_schedule": not overlap, "page_size": page_size,
-        "schedule_policy": order, "chunked_prefill_size": 96, "max_total_tokens": 700, "max_mamba_cache_size": 16,
+        "schedule_policy": order, "chunked_prefill_size": 96, "max_total_tokens": 480, "max_mamba_cache_size": 16,
         "schedule_conservativeness": 0.05,
     }  # fmt: skip
     if prefetch is not None:
@@ -247,7 +256,7 @@ def test_copies_that_fail_change_no_answer(
             faults = Faults(dice, permille=[3, 10, 30][seed % 3], most_in_a_row=dice.choice([1, 3]))
             faults.install(patch)
             crowd = Crowd(llm, dice, family)
-            crowd.run(25)
+            crowd.run(20)
             happened += crowd.happened + faults.counts
             happened["closed"] += llm.engine.snapshot().host.is_closed
             faults.permille = faults.left = 0
@@ -277,3 +286,53 @@ def test_copies_that_fail_for_ever_cost_the_tiers_and_no_answer(tmp_path: Path, 
             closed = llm.engine.snapshot().host.is_closed
     assert closed
     assert len([line for line in caplog.messages if "host and disk tier are not used any more" in line]) == 1
+
+
+# Run by the interpreter of the server before all else.
+BROKEN = """
+from twinpool.engine.copies import TierCopies
+from twinpool.step import HostCopy
+move = TierCopies.move
+def fails(one, order, part):
+    if isinstance(order, HostCopy):
+        raise OSError("no link")
+    move(one, order, part)
+TierCopies.move = fails
+"""
+
+
+def test_a_server_whose_copies_fail_for_ever_serves_on_and_says_so(tmp_path: Path, monkeypatch) -> None:
+    params = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
+    prompts = [[100 + n, *range(300, 500)] for n in range(8)]
+    with LLM(device_memory="1GiB", disable_radix_cache=True) as llm:
+        expected = [list(one.token_ids) for one in llm.generate(prompts, params)]
+    (tmp_path / "sitecustomize.py").write_text(BROKEN)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
+
+    def ask(live: Live, ids: list[int]) -> list[int]:
+        """Streamed; the text only ever grows."""
+        sampling = {"max_new_tokens": 30, "temperature": 0.0, "ignore_eos": True}
+        body = {"input_ids": ids, "sampling_params": sampling, "stream": True}
+        reply = httpx.post(f"{live.url}/generate", json=body, timeout=60).text
+        *events, last = [line.removeprefix("data: ") for line in reply.splitlines() if line]
+        assert last == "[DONE]"
+        texts = [json.loads(event)["text"] for event in events]
+        assert all(after.startswith(before) for before, after in itertools.pairwise(texts))
+        return json.loads(events[-1])["output_ids"]
+
+    with live_server(tmp_path, "--enable-hierarchical-cache", "--hicache-size", "0.1") as live:
+        with ThreadPoolExecutor(4) as clients:
+            assert list(clients.map(functools.partial(ask, live), prompts)) == expected
+        found = live.metrics()
+        assert found["twinpool:restarted_requests_total"] > MOST_RESTARTS
+        assert found["twinpool:hicache_closed"] == 1
+        assert found["sglang:num_requests_total"] == found["twinpool:finished_requests_total{length}"] == len(prompts)
+        assert found["sglang:time_to_first_token_seconds_count"] == len(prompts)
+        assert found["sglang:prompt_tokens_total"] == sum(map(len, prompts))
+        assert live.get("/server_info").json()["internal_states"][0]["hicache"]["is_closed"] is True
+        live.check_no_leak()
+        live.process.send_signal(signal.SIGTERM)
+        assert live.process.wait(30) == 0
+    log = live.log.read_text()
+    assert log.count("host and disk tier are not used any more") == 1
+    assert log.count("a step failed; the cache is empty") == MOST_RESTARTS + 1

@@ -1,3 +1,4 @@
+import contextlib
 import fcntl
 import itertools
 import os
@@ -56,11 +57,12 @@ def test_a_file_of_another_size_is_not_read(tmp_path: Path) -> None:
     assert files.read_whole(path, 3) == b"123"
 
 
-def test_leftovers_go_when_they_are_old_and_their_writer_is_dead(tmp_path: Path) -> None:
+@pytest.mark.parametrize("age_ns", [HOUR_NS, -HOUR_NS])
+def test_leftovers_go_when_they_are_old_or_from_the_future_and_their_writer_is_dead(tmp_path: Path, age_ns) -> None:
     for name in ("old.part", "young.part", "locked.part", "old.other"):
         (tmp_path / name).write_bytes(b"x")
         if not name.startswith("young"):
-            age(tmp_path / name, HOUR_NS)
+            age(tmp_path / name, age_ns)
     with open(tmp_path / "locked.part", "rb") as writer:
         fcntl.flock(writer, fcntl.LOCK_EX)
         assert files.remove_leftovers(tmp_path, files.list_folder(tmp_path)) == 1
@@ -74,6 +76,24 @@ def test_a_listing_has_regular_files_only(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "file")
     (listed,) = files.list_folder(tmp_path)
     assert (listed.name, listed.size_bytes, listed.used_ns) == ("file", 3, (tmp_path / "file").stat().st_mtime_ns)
+
+
+def test_a_file_that_cannot_be_looked_at_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"123")
+    (tmp_path / "damaged").write_bytes(b"123")
+
+    class Entry:
+        def __init__(self, entry: os.DirEntry) -> None:
+            self.name, self.is_file, self._stat = entry.name, entry.is_file, entry.stat
+
+        def stat(self, **how: bool) -> os.stat_result:
+            if self.name == "damaged":
+                raise OSError(5, "Input/output error")
+            return self._stat(**how)
+
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda folder: contextlib.nullcontext(map(Entry, scandir(folder))))
+    assert [one.name for one in files.list_folder(tmp_path)] == ["file"]
 
 
 def test_touch_says_when(tmp_path: Path) -> None:
