@@ -1,4 +1,4 @@
-"""Bytes and tokens: parsing, printing and integer rounding. The only place where 2**30 is written."""
+"""Bytes, tokens and shares: parsing, printing and integer rounding. The only place where 2**30 is written."""
 
 from __future__ import annotations
 
@@ -74,3 +74,8 @@ def format_decimal_bytes(size_bytes: int) -> str:
 def count(number: int, noun: str) -> str:
     """'1 request', '2,048 requests'."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def share(part: float, whole: float) -> float:
+    """The part over the whole; 0 of nothing."""
+    return part / whole if whole else 0.0

@@ -84,5 +84,4 @@ class HostWatch:
             )
 
     def _bytes(self, *, tokens: int, states: int) -> int:
-        arena = self._tier.arena
-        return tokens // self._page_size * arena.page_bytes + states * arena.slot_bytes
+        return self._tier.arena.bytes_of(pages=tokens // self._page_size, slots=states)

@@ -139,6 +139,10 @@ class HostArena:
         """Whether chunks of KV never become states' and the other way round."""
         return self._slots.limit is not None
 
+    def bytes_of(self, *, pages: int, slots: int) -> int:
+        """Of so many pages and states."""
+        return pages * self.page_bytes + slots * self.slot_bytes
+
     def can_ever_hold(self, *, pages: int, slots: int) -> bool:
         """Whether an empty arena has room for so many pages and states together."""
         if pages > self.most_pages or slots > self.most_slots:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from twinpool.units import share
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolCounts:
@@ -27,7 +29,7 @@ class PoolCounts:
     @property
     def usage(self) -> float:
         """used / total, in [0, 1]."""
-        return self.used / self.total if self.total else 0.0
+        return share(self.used, self.total)
 
     def check(self) -> None:
         """Assert conservation: the four parts are the whole."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from twinpool.replay.reuse import Match, matches
 from twinpool.replay.trace import Session, Trace
+from twinpool.units import share
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +182,7 @@ def _reuse(trace: Trace, found: Sequence[Match]) -> ReuseFacts:
     return ReuseFacts(
         blocks=blocks,
         seen_blocks=seen_blocks,
-        block_share=seen_blocks / blocks if blocks else 0.0,
+        block_share=share(seen_blocks, blocks),
         tokens=tokens,
         seen_tokens=seen_tokens,
         token_share=seen_tokens / tokens,

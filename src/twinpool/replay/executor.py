@@ -13,6 +13,7 @@ from twinpool.request import Int32Array
 from twinpool.step import Order, StepPlan, StepResult, StoreCopy
 
 Durations = Callable[[StepPlan], Seconds]
+LONGEST_RUN = 256  # decode steps of one plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,15 +77,14 @@ class SimExecutor:
 
         With overlap a step is planned while the one before it runs, so what arrives is seen two steps later, else one.
         """
-        most = LONGEST_RUN
         if self.until_s is None:
-            return most
+            return LONGEST_RUN
         begin_s = max(self._free_s, self._clock.now_s())
         if self.until_s <= begin_s:
             return 1
-        ends_s = np.cumsum(np.concatenate(([begin_s], self._decode_s(lengths, most))))[1:]
+        ends_s = np.cumsum(np.concatenate(([begin_s], self._decode_s(lengths, LONGEST_RUN))))[1:]
         before = int(np.searchsorted(ends_s, self.until_s, side="left"))
-        return min(most, before + (2 if self._overlap else 1))
+        return min(LONGEST_RUN, before + (2 if self._overlap else 1))
 
     def catch_up(self) -> None:
         """After a plan of several steps was submitted with overlap: time goes on to where its last step is being planned."""
@@ -117,6 +117,3 @@ class SimExecutor:
         now_s = self._clock.now_s()
         if when_s > now_s:
             self._clock.advance_to(when_s)
-
-
-LONGEST_RUN = 256

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twinpool.memory.host import HostArena
 from twinpool.prefix.host_view import host_view
 from twinpool.prefix.tree import PrefixTree
 from twinpool.replay.record import Means
+from twinpool.units import share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,26 +54,18 @@ def host_use(tree: PrefixTree, means: Means, *, failed_restores: int) -> HostUse
         return None
     arena, totals, page_size = tier.arena, tier.totals, tree.page_size
     pages, states = means.of("host_pages"), means.of("host_states")
-    kv_share = _share(pages * arena.page_bytes, arena.total_bytes)
-    states_share = _share(states * arena.slot_bytes, arena.total_bytes)
+    kv_share = share(pages * arena.page_bytes, arena.total_bytes)
+    states_share = share(states * arena.slot_bytes, arena.total_bytes)
     kv_free = states_free = max(0.0, 1 - kv_share - states_share)
     if arena.has_quota:
-        kv_free, states_free = 1 - _share(pages, arena.most_pages), 1 - _share(states, arena.most_slots)
+        kv_free, states_free = 1 - share(pages, arena.most_pages), 1 - share(states, arena.most_slots)
     return HostUse(
         total_bytes=arena.total_bytes, most_tokens=arena.most_pages * page_size, most_states=arena.most_slots,
         fixed_split=arena.has_quota, saved_tokens=totals.saved_tokens, saved_states=totals.saved_states,
-        saved_bytes=_bytes(arena, totals.saved_tokens // page_size, totals.saved_states),
+        saved_bytes=arena.bytes_of(pages=totals.saved_tokens // page_size, slots=totals.saved_states),
         loaded_tokens=totals.loaded_tokens, loaded_states=totals.loaded_states,
-        loaded_bytes=_bytes(arena, totals.loaded_tokens // page_size, totals.loaded_states),
+        loaded_bytes=arena.bytes_of(pages=totals.loaded_tokens // page_size, slots=totals.loaded_states),
         dropped_tokens=totals.evicted_tokens, dropped_states=totals.evicted_states, unsaved_tokens=totals.unsaved_tokens,
         unsaved_states=totals.unsaved_states, failed_restores=failed_restores, kv_share=kv_share, states_share=states_share,
         kv_free=kv_free, states_free=states_free, resumable_share=host_view(tree.root, page_size=page_size).resumable_share,
     )  # fmt: skip
-
-
-def _bytes(arena: HostArena, pages: int, states: int) -> int:
-    return pages * arena.page_bytes + states * arena.slot_bytes
-
-
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0

@@ -12,6 +12,7 @@ from twinpool.replay.host_use import HostUse, host_use
 from twinpool.replay.record import PoolSample, Recorder, RequestRecord, time_weights
 from twinpool.replay.run import Run
 from twinpool.request import REUSE_GAPS
+from twinpool.units import share
 
 SCHEMA = "twinpool-replay/1"
 
@@ -160,15 +161,11 @@ def _reuse(records: list[RequestRecord]) -> ReuseSummary:
         for reason, tokens in record.gaps:
             gaps[reason] += tokens
     return ReuseSummary(
-        prompt_tokens=prompt, reused_tokens=reused, kv_matched_tokens=matched, token_share=_share(reused, prompt),
-        kv_share=_share(matched, prompt), gaps=tuple(gaps.items()),
+        prompt_tokens=prompt, reused_tokens=reused, kv_matched_tokens=matched, token_share=share(reused, prompt),
+        kv_share=share(matched, prompt), gaps=tuple(gaps.items()),
         from_host_tokens=sum(record.from_host for record in records),
         from_storage_tokens=sum(record.from_storage for record in records),
     )  # fmt: skip
-
-
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
 
 
 def _counts(run: Run, counted: list[RequestRecord]) -> Counts:
@@ -201,9 +198,9 @@ def _times(records: list[RequestRecord], duration_s: float) -> Times:
         ttft_s=spread(between("arrival_s", "first_token_s")),
         tpot_s=spread(tpot),
         e2e_s=spread(between("arrival_s", "finished_s")),
-        input_tokens_per_s=_share(sum(record.input_tokens for record in records), duration_s),
-        output_tokens_per_s=_share(sum(record.output_tokens for record in records), duration_s),
-        requests_per_s=_share(len(records), duration_s),
+        input_tokens_per_s=share(sum(record.input_tokens for record in records), duration_s),
+        output_tokens_per_s=share(sum(record.output_tokens for record in records), duration_s),
+        requests_per_s=share(len(records), duration_s),
     )
 
 
@@ -222,10 +219,10 @@ def _occupancy(recorder: Recorder, duration_s: float) -> Occupancy:
     running = sorted(zip((one.running for one in samples), time_weights(samples), strict=True))
     median = float(concurrency(spans)[1]) if duration_s and spans else _weighted_median(running)
     return Occupancy(
-        slots_working=_share(mean("slots_held"), slots), slots_protected=_share(mean("slots_protected"), slots),
-        slots_evictable=_share(mean("slots_evictable"), slots), slots_free=_share(mean("slots_free"), slots),
-        pages_working=_share(mean("pages_held"), pages), pages_protected=_share(mean("pages_protected"), pages),
-        pages_evictable=_share(mean("pages_evictable"), pages), pages_free=_share(mean("pages_free"), pages),
+        slots_working=share(mean("slots_held"), slots), slots_protected=share(mean("slots_protected"), slots),
+        slots_evictable=share(mean("slots_evictable"), slots), slots_free=share(mean("slots_free"), slots),
+        pages_working=share(mean("pages_held"), pages), pages_protected=share(mean("pages_protected"), pages),
+        pages_evictable=share(mean("pages_evictable"), pages), pages_free=share(mean("pages_free"), pages),
         mean_running=ran_s / duration_s if duration_s else mean("running"), median_running=median,
         mean_waiting=waited_s / duration_s if duration_s else mean("waiting"),
         peak_waiting=max((one.waiting for one in samples), default=0),

@@ -10,6 +10,7 @@ from twinpool.config.launch import deployment_from
 from twinpool.plan.machine import Machine
 from twinpool.plan.model import PlannedModel, find_model, manual_model
 from twinpool.plan.sizing import Sizing, size
+from twinpool.units import GIB, MIB
 
 
 def builtin(name: str, *, draft_layers: int | None = None) -> PlannedModel:
@@ -34,3 +35,8 @@ def machine(available_bytes: int, *, pre_load_bytes: int | None = None, ranks: i
 def plan(model: PlannedModel, where: Machine, *, rules: EngineRules = SGLANG, **flags: Any) -> Sizing:
     """The forward plan; --mem-fraction-static is 1 unless it is given."""
     return size(model, where, deployment_from({"mem_fraction_static": 1.0, **flags}), rules)
+
+
+def round_plan(**flags: Any) -> Sizing:
+    """A slot of 1 MiB (256 tokens), a token of 4 KiB, 1 GiB; five slots a request."""
+    return plan(manual(MIB, 4096), machine(GIB), **{"mamba_radix_cache_strategy": "extra_buffer", **flags})

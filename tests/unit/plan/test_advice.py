@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from tests.unit.plan.plans import builtin, machine, manual, plan
+from tests.unit.plan.plans import builtin, machine, manual, plan, round_plan
 from twinpool.config.engines import TWINPOOL
 from twinpool.config.launch import read_launch, split_words
 from twinpool.plan.advice import Advice, advise
@@ -15,11 +13,6 @@ from twinpool.plan.workload import Workload, fit
 from twinpool.units import GB, GIB, MIB
 
 S5 = {"mamba_radix_cache_strategy": "extra_buffer"}
-
-
-def round_plan(**flags: Any) -> Sizing:
-    """A slot of 1 MiB (256 tokens), a token of 4 KiB, 1 GiB."""
-    return plan(manual(MIB, 4096), machine(GIB), **{**S5, **flags})
 
 
 def advice_for(workload: Workload, sizing: Sizing) -> Advice:

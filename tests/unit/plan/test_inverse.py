@@ -6,21 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.plan.plans import builtin, machine, manual, plan
+from tests.unit.plan.plans import builtin, machine, manual, plan, round_plan
 from twinpool.errors import ConfigError
 from twinpool.plan import inverse
 from twinpool.plan.inverse import Pin
 from twinpool.plan.machine import Machine
-from twinpool.plan.sizing import Sizing
 from twinpool.plan.workload import Workload
 from twinpool.units import GIB, MIB
 
 S5 = {"mamba_radix_cache_strategy": "extra_buffer"}
-
-
-def round_plan(**flags: object) -> Sizing:
-    """A slot of 1 MiB (256 tokens), a token of 4 KiB, 1 GiB."""
-    return plan(manual(MIB, 4096), machine(GIB), **{**S5, **flags})
 
 
 def test_the_pin_leaves_the_rest_to_kv() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from fastapi.testclient import TestClient
 
@@ -21,13 +19,6 @@ LETTERS = "abcdef"
 def fake() -> Fake:
     arena = HostArena(total_bytes=100 * SLOT_BYTES, page_bytes=PAGE_BYTES, slot_bytes=SLOT_BYTES)
     return make_fake(host=arena, n_pages=24, n_slots=4, max_running=1)
-
-
-@pytest.fixture
-def client(fake: Fake) -> Iterator[TestClient]:
-    with TestClient(fake.app, raise_server_exceptions=False) as client:
-        client.portal.call(fake.service.bridge.booted)
-        yield client
 
 
 def say(client: TestClient, letter: str) -> dict[str, object]:
