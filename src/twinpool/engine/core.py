@@ -376,8 +376,6 @@ class Engine:
             self._host.check()
         if thorough:
             self.scheduler.check()
-            self.scheduler.book.pages.check()
-            self.scheduler.book.slots.check()
 
     def _settle(self) -> None:
         """With nothing left to run, what the tiers below were told is done at once: the next step may be hours away."""

@@ -210,7 +210,7 @@ def look(trace: Trace, records: Sequence[RequestRecord], *, page_size: int, toke
             keys, n_prompt_pages=record.input_tokens // page_size,
             ends_s=record.finished_s if record.finished_s is not None else np.inf,
         )  # fmt: skip
-        if not _counts(record):
+        if not record.is_served:
             continue
         limit = (record.input_tokens - 1) // page_size  # the last token is always computed
         own = [
@@ -219,7 +219,7 @@ def look(trace: Trace, records: Sequence[RequestRecord], *, page_size: int, toke
         spans += own
         longest.append(own[-1].end if own else 0)
     return Seen(
-        prompt_tokens=sum(record.input_tokens for record in records if _counts(record)),
+        prompt_tokens=sum(record.input_tokens for record in records if record.is_served),
         longest_pages=np.array(longest, np.int64), spans=tuple(spans), times_s=np.array(times_s),
         held_pages=np.array(held_pages, np.int64),
     )  # fmt: skip
@@ -245,11 +245,6 @@ def _events(trace: Trace, records: Sequence[RequestRecord]) -> Iterator[tuple[fl
         if not record.retractions and first_s is not None and end_s is not None and first_s < end_s:
             events += [(first_s, _COMPUTED, order, number), (end_s, _ENDED, order, number)]
     return ((when_s, event, number) for when_s, event, _, number in sorted(events))
-
-
-def _counts(record: RequestRecord) -> bool:
-    """Whether the summary of a run counts the request's reuse (replay/result.py)."""
-    return not record.warm_up and record.finished_s is not None and not record.refusal
 
 
 def _moments(seen: Seen) -> tuple[Ints, Ints]:

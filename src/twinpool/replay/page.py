@@ -148,7 +148,7 @@ def _over_time(samples: Sequence[PoolSample], values: dict[str, Callable[[PoolSa
 
 def reuse_chart(records: Sequence[RequestRecord]) -> Chart:
     """Prompt tokens by what became of them, as shares of the prompts that were first scheduled in each part of the run."""
-    served = [one for one in records if one.scheduled_s is not None and not one.warm_up and not one.refusal]
+    served = [one for one in records if one.is_served]
     scheduled = [one.scheduled_s for one in served if one.scheduled_s is not None]
     start_s, end_s = min(scheduled, default=0.0), max(scheduled, default=0.0)
     width_s = (end_s - start_s) / REUSE_BINS or 1.0

@@ -38,6 +38,11 @@ class RequestRecord:
     retractions: int = 0
     refusal: str = ""
 
+    @property
+    def is_served(self) -> bool:
+        """Whether its reuse and its times count in summaries: no warm-up, ended, not refused."""
+        return not self.warm_up and self.finished_s is not None and not self.refusal
+
 
 @dataclass(frozen=True, slots=True)
 class PoolSample:

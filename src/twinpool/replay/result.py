@@ -142,7 +142,7 @@ def summarise(run: Run, setup: Setup) -> ReplayResult:
     """The numbers of a run, over its requests that are no warm-up."""
     records = tuple(run.recorder.records)
     counted = [record for record in records if not record.warm_up]
-    served = [record for record in counted if record.finished_s is not None and not record.refusal]
+    served = [record for record in records if record.is_served]
     samples, book = tuple(run.recorder.samples), run.scheduler.book
     return ReplayResult(
         setup=setup, reuse=_reuse(served), counts=_counts(run, counted), times=_times(served, run.duration_s),
