@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from twinpool.config.field import Flag, options_of
 
+LaunchFile = Annotated[str | None, Flag("A file with the launch line; or put the line after --.", metavar="FILE")]
+
 
 @dataclass(frozen=True, kw_only=True)
 class MachineOptions:
@@ -101,7 +103,7 @@ class OutputOptions:
         Flag("Whose rules divide the memory. sglang-unpadded: versions that do not charge the padding slot.",
              default_text="the launch line's, else sglang, or twinpool for --gpu cpu"),
     ] = None  # fmt: skip
-    launch: Annotated[str | None, Flag("A file with the launch line; or put the line after --.", metavar="FILE")] = None
+    launch: LaunchFile = None
     boot_log: Annotated[
         str | None, Flag("Read the numbers off a boot log and check them; - is standard input.", metavar="FILE")
     ] = None

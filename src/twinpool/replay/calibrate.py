@@ -17,7 +17,7 @@ from twinpool.config.deployment import deployment_options
 from twinpool.config.field import Flag, options_of
 from twinpool.errors import ConfigError
 from twinpool.plan.command import chosen, command_of, launch_flags_footer, parts
-from twinpool.plan.options import MachineOptions, PlanOptions
+from twinpool.plan.options import LaunchFile, MachineOptions, PlanOptions
 from twinpool.plan.run import sizing_of
 from twinpool.plan.sizing import Sizing
 from twinpool.replay.cost import Calibration, CostModel
@@ -45,7 +45,7 @@ class MeasureOptions:
         float, Flag("About how long to measure; lengths and batches are chosen for it.", metavar="S", above=0)
     ] = 60.0
     repeats: Annotated[int, Flag("Measurements of each point; the median counts.", metavar="N", at_least=1)] = 3
-    launch: Annotated[str | None, Flag("A file with the launch line; or put the line after --.", metavar="FILE")] = None
+    launch: LaunchFile = None
     engine: Annotated[
         Literal["sglang", "sglang-unpadded", "twinpool"] | None,
         Flag("Whose rules size the pools.", default_text="as twinpool plan"),

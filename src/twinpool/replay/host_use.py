@@ -42,6 +42,11 @@ class HostUse:
     resumable_share: float
 
     @property
+    def free_share(self) -> float:
+        """Of its bytes, mean over time."""
+        return max(0.0, 1 - self.kv_share - self.states_share)
+
+    @property
     def ran_out(self) -> bool:
         """Whether something went from the host, or did not get there, for want of room."""
         return bool(self.dropped_tokens or self.dropped_states or self.unsaved_tokens or self.unsaved_states)

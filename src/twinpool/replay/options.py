@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from twinpool.config.field import Flag, options_of
 from twinpool.config.options import MOST_GB
 from twinpool.errors import ConfigError
-from twinpool.plan.options import MachineOptions
+from twinpool.plan.options import LaunchFile, MachineOptions
 from twinpool.replay.disk_link import USUAL, DiskLink
 from twinpool.units import GB
 
@@ -89,7 +89,7 @@ class ReplayOutputOptions:
         Flag("Write requests and pools over time for chrome://tracing or Perfetto to this file.", metavar="FILE"),
     ] = None
     no_bounds: Annotated[bool, Flag("Leave out the upper bounds (infinite cache, clairvoyant eviction).")] = False
-    launch: Annotated[str | None, Flag("A file with the launch line; or put the line after --.", metavar="FILE")] = None
+    launch: LaunchFile = None
     engine: Annotated[
         Literal["sglang", "sglang-unpadded", "twinpool"] | None,
         Flag("Whose rules size the pools; the scheduler is always twinpool's.", default_text="as twinpool plan"),

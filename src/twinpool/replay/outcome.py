@@ -160,7 +160,7 @@ def pressure(outcome: Outcome) -> Pressure:
     )
     host = outcome.result.host
     if host is not None:
-        free += f", and {1 - host.kv_share - host.states_share:.1%} of the host tier"
+        free += f", and {host.free_share:.1%} of the host tier"
     disk = outcome.result.disk
     if disk is not None:
         free += f", and of the disk {1 - disk.used_share:.1%}"

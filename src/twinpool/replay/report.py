@@ -11,7 +11,7 @@ from twinpool.replay.options import TrafficOptions
 from twinpool.replay.outcome import Outcome, first_refused, held, pressure, recomputed
 from twinpool.replay.result import Times
 from twinpool.tables import Table
-from twinpool.units import GB, format_bytes
+from twinpool.units import GB, format_bytes, share
 
 SHOWN_REJECTS = 5
 GAP_MEANINGS = {
@@ -111,7 +111,7 @@ def reuse_table(outcome: Outcome) -> Table:
     prompt = reuse.prompt_tokens
 
     def row(name: str, tokens: int, meaning: str) -> tuple[str, str, str, str]:
-        return name, f"{tokens:,}", f"{tokens / prompt if prompt else 0:.1%}", meaning
+        return name, f"{tokens:,}", f"{share(tokens, prompt):.1%}", meaning
 
     rows = [row("reused", reuse.reused_tokens, "up to the checkpoint that the request resumed from")]
     if outcome.result.host is not None:
@@ -205,9 +205,7 @@ def pools_table(outcome: Outcome) -> Table:
     occupancy = outcome.result.occupancy
     slots = (occupancy.slots_working, occupancy.slots_protected, occupancy.slots_evictable, occupancy.slots_free)
     pages = (occupancy.pages_working, occupancy.pages_protected, occupancy.pages_evictable, occupancy.pages_free)
-    rows = [
-        (name, *(f"{share:.1%}" for share in shares)) for name, shares in (("state slots", slots), ("KV pages", pages))
-    ]
+    rows = [(name, *(f"{part:.1%}" for part in parts)) for name, parts in (("state slots", slots), ("KV pages", pages))]
     return Table(("Mean over time", "working", "protected", "evictable", "free"), rows, right=range(1, 5))
 
 
@@ -224,10 +222,9 @@ def host_table(host: HostUse) -> Table:
 
 def host_use_text(host: HostUse) -> str:
     """How the host's memory was used, in two sentences."""
-    free = 1 - host.kv_share - host.states_share
     failed = f" {host.failed_restores:,} restores found no room on the device." if host.failed_restores else ""
     return (
-        f"Mean over time: {host.kv_share:.1%} of it KV, {host.states_share:.1%} states, {free:.1%} free; at the end "
+        f"Mean over time: {host.kv_share:.1%} of it KV, {host.states_share:.1%} states, {host.free_share:.1%} free; at the end "
         f"{host.resumable_share:.1%} of its KV led to a state.{failed}"
     )
 

@@ -131,7 +131,6 @@ def run(argv: Sequence[str]) -> int:
         write_report("--html", options.html, sweep_page(sweep))
     if interrupted:
         print(_how_to_go_on(sweep, options.out), file=sys.stderr)
-    if interrupted:
         return INTERRUPTED
     return 0 if sweep.measured else MemoryRefusal.exit_code
 
