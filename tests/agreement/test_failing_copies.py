@@ -256,13 +256,13 @@ def test_copies_that_fail_change_no_answer(
             faults = Faults(dice, permille=[3, 10, 30][seed % 3], most_in_a_row=dice.choice([1, 3]))
             faults.install(patch)
             crowd = Crowd(llm, dice, family)
-            crowd.run(20)
+            crowd.run(14)
             happened += crowd.happened + faults.counts
             happened["closed"] += llm.engine.snapshot().host.is_closed
             faults.permille = faults.left = 0
-            crowd.run(3)
-    assert happened["from the host"] > 3, happened
-    assert happened["begun again"] > 3, happened
+            crowd.run(2)
+    assert happened["from the host"] > 1, happened
+    assert happened["begun again"] > 1, happened
 
 
 @pytest.mark.parametrize("what", ["to the host", "beside the forward", "fill", "gather"])

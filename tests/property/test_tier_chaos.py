@@ -17,6 +17,7 @@ from tests.property.test_host_tier import MODES, POLICIES, RefusingArena
 from tests.worlds import expected_output, make_world
 from twinpool.errors import BadRequest
 from twinpool.request import Request
+from twinpool.sched.requeue import MOST_RESTARTS
 from twinpool.step import HostCopy
 
 MOST_TOKENS = 44  # of a conversation, before it begins anew
@@ -94,7 +95,8 @@ class Chaos:
         expected = expected_output(prompt, request.params.max_tokens, ignore_eos=True)
         assert said == expected[: len(said)]
         assert len(said) == len(expected) or delta.finish.reason in ("abort", "error")
-        assert delta.finish.reason != "error" or not delta.finish.message.startswith("memory could not be copied")
+        # The test loses memory without tiers, too, and then there is nothing left to be given up.
+        assert LOST not in delta.finish.message or (self.world.tree.tier is None and request.restarts >= MOST_RESTARTS)
         reuse = request.reuse
         assert reuse.prompt == 0 or reuse.reused + sum(count for _, count in reuse.gaps) == reuse.prompt
         assert 0 <= reuse.from_storage <= reuse.from_storage + reuse.from_host <= reuse.reused
