@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from tests.tiny_models import VOCAB, tiny_checkpoint
+from tests.tiny_models import tiny_checkpoint
 from twinpool import LLM, SamplingParams
+from twinpool.engine.llm import Completion
 
 # Every strategy of the prefix cache, and what else changes where states are kept and when they are there.
 STRATEGIES: dict[str, dict[str, object]] = {
@@ -59,11 +60,21 @@ def greedy(max_tokens: int, **params: object) -> SamplingParams:
     return SamplingParams(**{"temperature": 0.0, "ignore_eos": True, "logprobs": 0, "max_tokens": max_tokens, **params})
 
 
+def bits_of(done: Iterable[Completion]) -> Said:
+    """What was said, to the last bit."""
+    return [(c.token_ids, tuple(p.logprob for p in c.logprobs)) for c in done]
+
+
+def next_turn(prompts: Sequence[list[int]], said: Said) -> list[list[int]]:
+    """The prompts of a conversation that goes on: prompt, answer, and nine tokens of the user."""
+    return [[*ids, *tokens, *prompt(i, 9)] for i, (ids, (tokens, _)) in enumerate(zip(prompts, said, strict=True))]
+
+
 def say(llm: LLM, prompts: Sequence[list[int]], params: SamplingParams) -> Said:
     """All prompts in one batch."""
     done = llm.generate(prompts, params)
     assert not [c.error for c in done if c.error]
-    return [(c.token_ids, tuple(p.logprob for p in c.logprobs)) for c in done]
+    return bits_of(done)
 
 
 def say_alone(folder: Path, prompts: Sequence[list[int]], params: SamplingParams, **dtypes: str) -> Said:
@@ -77,6 +88,3 @@ def conversation(seed: int) -> list[list[int]]:
     """Prompts that share prefixes: whole, in part, forked at odd places, and one that is a beginning of another."""
     base = prompt(seed, 200)
     return [base[:150], base, base[:130] + prompt(seed + 1, 40), base[:77] + prompt(seed + 2, 60), base[:64]]
-
-
-__all__ = ["VOCAB", "checkpoint", "conversation", "greedy", "prompt", "say", "say_alone", "tiny_llm"]

@@ -22,6 +22,7 @@ from tests.agreement.llm_runs import (
     CACHING,
     STRATEGIES,
     Said,
+    bits_of,
     checkpoint,
     conversation,
     greedy,
@@ -68,7 +69,7 @@ def tier(llm: LLM) -> DiskTier:
 def from_disk(llm: LLM, expected: Said | None = None, seed: int = SEED) -> int:
     """Run the prompts in one batch, compare, and count the tokens that came from the disk."""
     done = llm.generate(conversation(seed), greedy(N_TOKENS))
-    said = [(c.token_ids, tuple(p.logprob for p in c.logprobs)) for c in done]
+    said = bits_of(done)
     assert said == (alone() if expected is None else expected)
     for one in done:
         assert sum(one.reuse.by_tier.values()) == one.reuse.reused

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.agreement.live import live_server
-from tests.agreement.llm_runs import Said, checkpoint, conversation, greedy, prompt, say, say_alone, tiny_llm
+from tests.agreement.llm_runs import Said, bits_of, checkpoint, conversation, greedy, prompt, say, say_alone, tiny_llm
 from twinpool import LLM
 from twinpool.cli.main import run
 from twinpool.engine.checkpoint import read_spec
@@ -29,7 +29,7 @@ def alone() -> Said:
 def cached(llm: LLM, expected: Said) -> list[tuple[int, int]]:
     """Run the conversation in one batch, compare; tokens of each prompt that came from the host and from the disk."""
     done = llm.generate(conversation(10), PARAMS)
-    assert [(c.token_ids, tuple(p.logprob for p in c.logprobs)) for c in done] == expected
+    assert bits_of(done) == expected
     return [(c.reuse.from_host, c.reuse.from_storage) for c in done]
 
 

@@ -17,6 +17,7 @@ from tests.agreement.llm_runs import (
     checkpoint,
     conversation,
     greedy,
+    next_turn,
     prompt,
     say,
     say_alone,
@@ -51,10 +52,6 @@ def alone(family: str) -> dict[tuple[int, ...], tuple[tuple[int, ...], tuple[flo
     longer = next_turn(prompts, first)
     said = [*first, *say_alone(folder, longer, TURN)]
     return dict(zip(map(tuple, [*prompts, *longer]), said, strict=True))
-
-
-def next_turn(prompts: Sequence[list[int]], said: Said) -> list[list[int]]:
-    return [[*ids, *tokens, *prompt(i, 9)] for i, (ids, (tokens, _)) in enumerate(zip(prompts, said, strict=True))]
 
 
 @pytest.fixture(scope="module", params=CELLS, ids="-".join)

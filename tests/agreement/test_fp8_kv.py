@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.agreement.llm_runs import checkpoint, conversation, greedy, prompt, say, say_alone, tiny_llm
+from tests.agreement.llm_runs import (
+    bits_of,
+    checkpoint,
+    conversation,
+    greedy,
+    next_turn,
+    prompt,
+    say,
+    say_alone,
+    tiny_llm,
+)
 from tests.agreement.test_disk_tier import disk_llm, tier
 from tests.tiny_models import FAMILIES
 from twinpool.engine.checkpoint import read_spec
@@ -21,14 +31,14 @@ def test_hits_mates_cuts_and_retraction_change_nothing(family: str) -> None:
     folder, prompts = checkpoint(family), conversation(10)
     apart, longer = [prompt(i, 30 + i) for i in range(4)], greedy(60)
     alone, alone_apart = (say_alone(folder, p, n, **FP8) for p, n in ((prompts, TURN), (apart, longer)))
-    turns = [p + list(tokens) + prompt(i, 9) for i, (p, (tokens, _)) in enumerate(zip(prompts, alone, strict=True))]
+    turns = next_turn(prompts, alone)
     alone_turns = say_alone(folder, turns, TURN, **FP8)
     tight = {"max_total_tokens": 260, "schedule_conservativeness": 0.05, "chunked_prefill_size": 96}
     with tiny_llm(folder, mamba_track_interval=64, **FP8) as llm:
         assert say(llm, prompts, TURN) == alone
         assert say(llm, prompts, TURN) == alone
         done = llm.generate(turns, TURN)
-        assert [(c.token_ids, tuple(p.logprob for p in c.logprobs)) for c in done] == alone_turns
+        assert bits_of(done) == alone_turns
         assert sum(c.cached_tokens for c in done) > 0
     with tiny_llm(folder, **tight, **FP8) as llm:
         assert [say(llm, [p], TURN)[0] for p in prompts] == alone
@@ -49,7 +59,7 @@ def test_the_host_and_the_disk_bring_back_the_same_bits(tmp_path: Path, family: 
         assert say(llm, prompts, TURN) == alone
         llm.engine.scheduler.book.tree.evict(pages=10**6, slots=10**6)
         done = llm.generate(prompts, TURN)
-        assert [(c.token_ids, tuple(p.logprob for p in c.logprobs)) for c in done] == alone
+        assert bits_of(done) == alone
         assert sum(c.reuse.from_host for c in done) > 0
     with disk_llm(tmp_path, folder, **options) as llm:
         assert say(llm, prompts, TURN) == alone

@@ -10,6 +10,7 @@ from tests.agreement.llm_runs import (
     CACHING,
     STRATEGIES,
     Said,
+    bits_of,
     checkpoint,
     conversation,
     greedy,
@@ -42,7 +43,7 @@ def leave_device(llm: LLM) -> None:
 def from_host(llm: LLM, prompts: list[list[int]], expected: Said) -> int:
     """Run the prompts in one batch, compare, and count the tokens that came from the host."""
     done = llm.generate(prompts, greedy(N_TOKENS))
-    assert [(c.token_ids, tuple(p.logprob for p in c.logprobs)) for c in done] == expected
+    assert bits_of(done) == expected
     return sum(c.reuse.from_host for c in done)
 
 
@@ -126,7 +127,7 @@ def test_a_copy_that_fails_changes_no_answer(name, at, to_host, monkeypatch) -> 
         for _ in range(4):
             answers += llm.generate(conversation(10), params)
             leave_device(llm)
-        assert [(c.token_ids, tuple(p.logprob for p in c.logprobs)) for c in answers] == alone(10) * 4
+        assert bits_of(answers) == alone(10) * 4
         assert llm.engine.snapshot().totals.restarted_requests > 0
         if not to_host:
             assert any(dict(answer.reuse.gaps).get("restore_failed") for answer in answers)

@@ -10,7 +10,18 @@ import itertools
 
 import pytest
 
-from tests.agreement.llm_runs import STRATEGIES, checkpoint, conversation, greedy, prompt, say, say_alone, tiny_llm
+from tests.agreement.llm_runs import (
+    STRATEGIES,
+    bits_of,
+    checkpoint,
+    conversation,
+    greedy,
+    next_turn,
+    prompt,
+    say,
+    say_alone,
+    tiny_llm,
+)
 from tests.tiny_models import FAMILIES
 from twinpool import SamplingParams
 
@@ -24,14 +35,11 @@ def test_every_strategy_with_shared_prefixes_twice_over(name: str) -> None:
         assert say(llm, prompts, params) == expected
         assert say(llm, prompts, params) == expected
         # The next turn: each answer goes on, resumed from wherever the strategy left a state.
-        longer = [
-            p + list(tokens) + prompt(i, 9) for i, (p, (tokens, _)) in enumerate(zip(prompts, expected, strict=True))
-        ]
+        longer = next_turn(prompts, expected)
         done = llm.generate(longer, params)
         reused = sum(c.cached_tokens for c in done)
         assert (reused > 0) == (name != "off")
-    next_turn = [(c.token_ids, tuple(p.logprob for p in c.logprobs)) for c in done]
-    assert next_turn == say_alone(folder, longer, params)
+    assert bits_of(done) == say_alone(folder, longer, params)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

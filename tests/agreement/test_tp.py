@@ -23,6 +23,7 @@ from tests.agreement.llm_runs import (
     checkpoint,
     conversation,
     greedy,
+    next_turn,
     prompt,
     say,
     say_alone,
@@ -110,8 +111,8 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("threads")
 def test_tokens_of_one_rank(family: str, strategy: str, changes: dict[str, object]) -> None:
     folder, prompts = checkpoint(family, **changes), conversation(10)
-    first = tokens(say_alone(folder, prompts, TURN))
-    longer = [p + list(said) + prompt(i, 9) for i, (p, said) in enumerate(zip(prompts, first, strict=True))]
+    alone = say_alone(folder, prompts, TURN)
+    first, longer = tokens(alone), next_turn(prompts, alone)
     apart, params = [prompt(i, 30 + i) for i in range(4)], greedy(60)
     second, third = tokens(say_alone(folder, longer, TURN)), tokens(say_alone(folder, apart, params))
     tight = {
@@ -176,7 +177,7 @@ def test_disk_tier_of_all_ranks(family: str, tmp_path: Path) -> None:
 
     first, from_disk = run(prompts)
     assert from_disk == [False] * 3
-    longer = [p + list(said) + prompt(i, 9) for i, (p, (said, _)) in enumerate(zip(prompts, first, strict=True))]
+    longer = next_turn(prompts, first)
     second, from_disk = run(longer)
     assert from_disk == [True] * 3
     alone, from_disk = run(longer, ranks=1)
