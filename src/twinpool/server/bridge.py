@@ -8,6 +8,7 @@ gets an answer: its outputs, or the error that kept it from having them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
@@ -114,6 +115,7 @@ class Bridge:
         self._quiet = asyncio.Event()
         self._settled = asyncio.Event()
         self._rank_lost = asyncio.Event()
+        self._ended = asyncio.Event()
 
     @property
     def state(self) -> State:
@@ -209,13 +211,14 @@ class Bridge:
     async def stop(self, *, timeout_s: float) -> None:
         """End the thread after the current step; sequences that still run get an error.
 
-        Gives up waiting after `timeout_s`.
+        Gives up waiting after `timeout_s`, or when it is cancelled; the thread then ends with the process.
         """
         with self._lock:
             if self._state in (State.READY, State.DRAINING):
                 self._state = State.STOPPED
                 self._commands.put(_Command(lambda: None))
-        await asyncio.to_thread(self._thread.join, timeout_s)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), timeout_s)
 
     def _post(self, run: Callable[[], object], *, answer: asyncio.Future[Any] | None = None) -> asyncio.Future[Any]:
         """Queue a command for the engine's thread, unless that thread takes none any more. answer: the future to use."""
@@ -259,6 +262,13 @@ class Bridge:
 
     def _run(self) -> None:
         """The engine's thread."""
+        try:
+            self._live()
+        finally:
+            self._tell_loop(self._ended.set)
+
+    def _live(self) -> None:
+        """The engine's life, from its boot until it is closed."""
         try:
             engine = self._boot()
             self._on_ready(engine)

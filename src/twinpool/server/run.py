@@ -19,6 +19,7 @@ log = logging.getLogger("twinpool.server")
 
 _BACKLOG = 2048
 _STOP_WAIT_S = 1.0
+_CLOSE_WAIT_S = 125.0  # a disk tier writes what waits for a minute, and gives the file that it is writing another one
 _ATTEMPT = " (while attempting"  # create_server names the address after its reason
 
 
@@ -64,7 +65,7 @@ async def _main(app: FastAPI, bridge: Bridge, listener: socket.socket) -> None:
     when it is told to stop at once."""
     config = uvicorn.Config(app, log_config=None, access_log=False, log_level="warning", lifespan="off", loop="asyncio")
     server = _Server(config)
-    stopping = asyncio.Event()
+    stopping, at_once = asyncio.Event(), asyncio.Event()
     n_signals = 0
 
     def on_signal() -> None:
@@ -76,6 +77,7 @@ async def _main(app: FastAPI, bridge: Bridge, listener: socket.socket) -> None:
             stopping.set()
         else:
             server.force_exit = server.should_exit = True
+            at_once.set()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -91,8 +93,20 @@ async def _main(app: FastAPI, bridge: Bridge, listener: socket.socket) -> None:
     finally:
         for watcher in watchers:
             watcher.cancel()
-        await bridge.stop(timeout_s=_STOP_WAIT_S)
+        await _end(bridge, at_once)
         await asyncio.gather(*watchers, return_exceptions=True)
+
+
+async def _end(bridge: Bridge, at_once: asyncio.Event) -> None:
+    """Let the engine write what it has for the disk, unless it has none or has failed, or somebody is in a hurry."""
+    ending = asyncio.create_task(bridge.stop(timeout_s=_CLOSE_WAIT_S))
+    hurry = asyncio.create_task(at_once.wait())
+    if bridge.was_ready and bridge.failure is None:
+        await asyncio.wait((ending, hurry), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((ending,), timeout=_STOP_WAIT_S)
+    for task in (ending, hurry):
+        task.cancel()
+    await asyncio.gather(ending, hurry, return_exceptions=True)
 
 
 async def _announce(server: _Server, bridge: Bridge, listener: socket.socket) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
 
@@ -14,6 +17,7 @@ from twinpool.storage.store import DiskStore
 
 _REFRESH_SEGMENTS = 64  # a busy writer looks at the folder again after so many
 READERS = 2  # threads
+_PATIENCE_S = 5.0  # with a file that is being read when nobody wants it any more
 
 
 class StoreWriter:
@@ -93,11 +97,52 @@ class StoreWriter:
             self._changed.notify_all()
 
 
+class _Readers:
+    """Runs calls in threads. Those of concurrent.futures would keep the process from ending while a disk does not answer."""
+
+    def __init__(self, n_threads: int) -> None:
+        self._calls: queue.SimpleQueue[tuple[futures.Future[None], Callable[[], None]] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name="twinpool-disk-reader", daemon=True) for _ in range(n_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, call: Callable[[], None]) -> futures.Future[None]:
+        """Queue a call; the future can be cancelled until it begins."""
+        future: futures.Future[None] = futures.Future()
+        self._calls.put((future, call))
+        return future
+
+    def close(self, timeout_s: float) -> None:
+        """Drop what has not begun, and wait so long for what has."""
+        with contextlib.suppress(queue.Empty):
+            while (waiting := self._calls.get_nowait()) is not None:
+                waiting[0].cancel()
+        for _ in self._threads:
+            self._calls.put(None)
+        deadline_s = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+
+    def _run(self) -> None:
+        while (one := self._calls.get()) is not None:
+            future, call = one
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                call()
+            except BaseException as error:  # whoever waits must hear of it
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+
 class Fetch:
     """A chain being read. What was read is at every moment a prefix of the chain, and as such can be restored."""
 
     def __init__(
-        self, store: DiskStore, infos: Sequence[SegmentInfo], *, pool: futures.ThreadPoolExecutor, room: ReadRoom,
+        self, store: DiskStore, infos: Sequence[SegmentInfo], *, readers: _Readers, room: ReadRoom,
         room_changed: threading.Condition,
     ) -> None:  # fmt: skip
         self._store, self._infos = store, tuple(infos)
@@ -106,7 +151,7 @@ class Fetch:
         self._cancelled = threading.Event()
         with room_changed:
             room.queue(self, sum(file_bytes(info, store.fingerprint) for info in self._infos))
-        self._future: futures.Future[None] = pool.submit(self._run)
+        self._future = readers.submit(self._run)
 
     def poll(self) -> tuple[Segment, ...] | None:
         """The segments that could be read, root first, up to the first miss; None while it is still reading."""
@@ -165,15 +210,15 @@ class Prefetcher:
     def __init__(self, store: DiskStore, *, max_held_bytes: int, n_threads: int = READERS) -> None:
         self._store = store
         self._room, self._room_changed = ReadRoom(most_bytes=max_held_bytes), threading.Condition()
-        self._pool = futures.ThreadPoolExecutor(n_threads, thread_name_prefix="twinpool-disk-reader")
+        self._readers = _Readers(n_threads)
 
     def start(self, infos: Sequence[SegmentInfo]) -> Fetch:
         """Begin to read a chain, or its end: what DiskStore.longest found, less what is in memory already. Order is kept."""
-        return Fetch(self._store, infos, pool=self._pool, room=self._room, room_changed=self._room_changed)
+        return Fetch(self._store, infos, readers=self._readers, room=self._room, room_changed=self._room_changed)
 
     def close(self) -> None:
-        """Stop: what has not begun is not read, what is being read ends first."""
+        """Stop: what has not begun is not read, what is being read ends first, if it does within some seconds."""
         with self._room_changed:
             self._room.close()
             self._room_changed.notify_all()
-        self._pool.shutdown(cancel_futures=True)
+        self._readers.close(_PATIENCE_S)

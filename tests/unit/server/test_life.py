@@ -16,6 +16,7 @@ from tests.unit.server.fakes import Call, Fake, make_fake, said
 from twinpool.engine.core import Engine
 from twinpool.errors import MemoryRefusal
 from twinpool.server.bridge import State
+from twinpool.server.run import _end
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 LONG = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True}
@@ -281,6 +282,28 @@ def test_stop_ends_what_runs_with_an_error() -> None:
             assert stream.status == 200
             assert stream.events()[-1]["error"]["code"] == "shutting_down"
             assert (whole.status, whole.json()["error"]["code"]) == (503, "shutting_down")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("hurry", [False, True])
+def test_what_waits_for_the_disk_is_written_before_the_end_unless_somebody_is_in_a_hurry(hurry, monkeypatch) -> None:
+    """The engine takes its time to close, longer than is waited for an engine that does not stop."""
+    monkeypatch.setattr("twinpool.server.run._STOP_WAIT_S", 0.1)
+    fake, written = make_fake(), threading.Event()
+
+    async def run() -> None:
+        bridge, at_once = fake.service.bridge, asyncio.Event()
+        bridge.start()
+        await bridge.booted()
+        monkeypatch.setattr(bridge.engine, "close", lambda: written.wait(0.6))
+        ending = asyncio.create_task(_end(bridge, at_once))
+        if hurry:
+            await asyncio.sleep(0.05)
+            at_once.set()
+        await ending
+        assert bridge._ended.is_set() != hurry
+        written.set()
 
     asyncio.run(run())
 

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import threading
 from concurrent import futures
 from pathlib import Path
@@ -178,6 +180,28 @@ def test_cancelled_and_closed_fetches_read_nothing(tmp_path: Path) -> None:
     prefetcher.close()
     assert [fetch.poll() for fetch in (reading, waiting, left)] == [(), (), ()]
     assert store.stats.read == 1
+
+
+def test_a_disk_that_does_not_answer_keeps_no_process_alive(tmp_path: Path) -> None:
+    code = f"""
+import sys, threading
+from pathlib import Path
+from tests.unit.storage.small import PLENTY_BYTES, put_chain, store_at
+from twinpool.storage import workers
+workers._PATIENCE_S = 0.1
+store = store_at(Path({str(tmp_path)!r}))
+infos = put_chain(store, range(100), [64])
+store.read = lambda info: threading.Event().wait()
+prefetcher = workers.Prefetcher(store, max_held_bytes=PLENTY_BYTES)
+fetches = [prefetcher.start(infos) for _ in range(4)]
+prefetcher.close()
+print([fetch.wait(0) for fetch in fetches])
+"""
+    root = Path(__file__).resolve().parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=LONG_S, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[(), (), (), ()]\n", "")
 
 
 def test_a_bug_in_the_thread_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
