@@ -184,6 +184,7 @@ def prepare_folder(path: Path, *, needed_bytes: int) -> None:
     try:
         files.make_folder(path)
         files.probe(path)
+        os.scandir(path).close()  # writing does not mean that it can be listed
         left_bytes = files.free_bytes(path)
         is_full = left_bytes is not None and left_bytes < needed_bytes
         if is_full and not any(parse_name(found.name) for found in files.list_folder(path)):
@@ -193,7 +194,7 @@ def prepare_folder(path: Path, *, needed_bytes: int) -> None:
             )
     except OSError as error:
         raise ConfigError(
-            f"The disk tier needs a folder that can be made and written, and '{path}' is not one ({error.strerror}): "
+            f"The disk tier needs a folder that can be made, read and written, and '{path}' is not one ({error.strerror}): "
             "give --hicache-storage-path another."
         ) from error
 

@@ -208,8 +208,8 @@ def test_a_folder_that_cannot_be_used_is_refused_before_the_weights_are_loaded(t
     with pytest.raises(ConfigError) as refused:
         boot(tiny, enable_hierarchical_cache=True, hicache_size=0.02, **disk)
     assert str(refused.value) == (
-        f"The disk tier needs a folder that can be made and written, and '{tmp_path / path}' is not one ({why.format(tmp_path)}): give "
-        "--hicache-storage-path another."
+        f"The disk tier needs a folder that can be made, read and written, and '{tmp_path / path}' is not one "
+        f"({why.format(tmp_path)}): give --hicache-storage-path another."
     )
     assert sorted(os.listdir(tmp_path)) == ["file", "link", "loop"]
 

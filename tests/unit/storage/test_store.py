@@ -1,6 +1,8 @@
 import logging
 import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -207,6 +209,34 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(files, "probe", fail)
     with pytest.raises(ConfigError, match=r"Permission denied"):
         store_at(tmp_path)
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o100, 0o300, 0o500, 0o600])
+def test_a_folder_without_all_permissions_is_refused(mode: int) -> None:
+    """In a process that is not root, to which nothing is forbidden, and outside pytest's folders, which are its user's alone."""
+    code = f"""
+import os, tempfile
+from pathlib import Path
+from tests.unit.storage.small import store_at
+from twinpool.errors import ConfigError
+if os.geteuid() == 0:
+    os.seteuid(65534)
+with tempfile.TemporaryDirectory() as folder:
+    os.chmod(folder, {mode})
+    try:
+        store_at(Path(folder))
+    except ConfigError as error:
+        print(str(error).replace(folder, "FOLDER"))
+    os.chmod(folder, 0o700)
+    print(os.listdir(folder))
+"""
+    root = Path(__file__).resolve().parents[3]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    said = (
+        "The disk tier needs a folder that can be made, read and written, and 'FOLDER' is not one (Permission denied): give "
+        "--hicache-storage-path another.\n[]\n"
+    )
+    assert (done.stdout, done.stderr) == (said, "")
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace", "open"])
