@@ -61,7 +61,7 @@ class DiskStore(Shelf):
             return False
         try:
             written_ns = files.write_whole(self.path, file_name(info), encode(segment, self.fingerprint))
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             self._trouble(error)
             self.end_put(info, written_ns=None)
             with self._lock:
@@ -105,7 +105,7 @@ class DiskStore(Shelf):
             found, spare = _segments_of(listed)
             self._learn(found, known)
             leftovers = files.remove_leftovers(self.path, listed)
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             self._trouble(error)
             return
         self._count("leftovers", leftovers)

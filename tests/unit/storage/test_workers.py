@@ -1,6 +1,7 @@
 import subprocess
 import sys
 import threading
+import time
 from concurrent import futures
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tests.unit.storage.small import (
     store_at,
 )
 from twinpool.sched.disk import longest_wait_s
+from twinpool.storage import files
 from twinpool.storage.format import Segment
 from twinpool.storage.keys import SegmentInfo
 from twinpool.storage.store import DiskStore
@@ -57,6 +59,29 @@ def test_offers_are_written_in_order(tmp_path: Path) -> None:
     assert (writer.pending_bytes, writer.dropped) == (0, 0)
     writer.close(LONG_S)
     assert not writer.offer(segment(chain_infos(store, TOKENS, [4])[0]))
+
+
+def test_a_writer_outlives_a_moment_without_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = store_at(tmp_path)
+    writer = StoreWriter(store, max_pending_bytes=1 << 20, refresh_s=0.01)
+    refused = []
+
+    def fail(*args: object) -> None:
+        raise MemoryError
+
+    infos = chain_infos(store, TOKENS, [4, 8])
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_whole", fail)
+        patch.setattr(files, "list_folder", fail)
+        assert writer.offer(segment(infos[0]), refused=lambda: refused.append(True))
+        assert writer.flush(LONG_S)
+        while store.stats.failed < 3:  # one write, and the folder looked at again
+            time.sleep(0.01)
+    monkeypatch.setattr(store, "_is_paused", lambda: False)
+    assert all(writer.offer(segment(info)) for info in infos)
+    assert writer.flush(LONG_S)
+    assert (refused, longest_end(store, TOKENS)) == ([True], 8)
+    writer.close(LONG_S)
 
 
 def test_a_full_queue_drops_and_counts(tmp_path: Path) -> None:
