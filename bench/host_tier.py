@@ -26,7 +26,7 @@ from twinpool import LLM, SamplingParams
 from twinpool.engine.core import StepReport
 from twinpool.request import Request
 from twinpool.sched.book import Retraction
-from twinpool.units import MIB
+from twinpool.units import MIB, round_down
 
 NEW_TOKENS = 16  # what a turn adds to the session
 N_PUSHING = 3  # sessions that take its place on the device
@@ -102,8 +102,9 @@ def play_round(llm: LLM, rng: np.random.Generator, n_tokens: int, folder: Path) 
     forget_memory(llm, folder)
     found["disk"] = ask(llm, prompt)
     assert len({asked.token for asked in found.values()}) == 1, f"the answer depends on the place: {found}"
-    # The state lies where the last chunk ended, not more than a turn before the end.
-    places = [[n >= n_tokens for n in (asked.reused, asked.from_host, asked.from_disk)] for asked in found.values()]
+    # States lie on a grid, and the last one that lies before the new turn is the least that must be found.
+    least = round_down(n_tokens, llm.engine.facts.resolved.grids.checkpoint_tokens)
+    places = [[n >= least for n in (asked.reused, asked.from_host, asked.from_disk)] for asked in found.values()]
     assert places == [[False] * 3, [True, False, False], [True, True, False], [True, False, True]], found
     return found
 
@@ -133,6 +134,9 @@ def run(args: argparse.Namespace, folder: Path) -> None:
         max_total_tokens=args.tokens * 2, enable_hierarchical_cache=True, hicache_size=args.host_gb,
         hicache_storage_backend="file", hicache_storage_path=str(folder), hicache_storage_prefetch_policy="wait_complete",
     )  # fmt: skip
+    grid = llm.engine.facts.resolved.grids.checkpoint_tokens
+    if (args.tokens + NEW_TOKENS) % grid == 0:  # the state at the very end would be one token too deep for the same prompt
+        raise SystemExit(f"--tokens {args.tokens} and a turn of {NEW_TOKENS} end on the grid of {grid}: use {args.tokens + 1}.")
     copies, rng = Copies(), np.random.default_rng(0)
     llm.engine.observers.append(copies)
     play_round(llm, rng, args.tokens, folder)  # warms caches and threads

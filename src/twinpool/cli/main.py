@@ -75,3 +75,7 @@ def _reader_left() -> bool:
     poll = select.poll()
     poll.register(sys.stdout.fileno(), select.POLLOUT)
     return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+if __name__ == "__main__":
+    main()

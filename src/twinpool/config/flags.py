@@ -56,7 +56,8 @@ def options_from_keywords(keywords: Mapping[str, object]) -> ServeOptions:
         option = by_keyword.get(keyword)
         if option is None:
             raise ConfigError(_refusal("--" + keyword.replace("_", "-"), known=tuple(by_keyword), shown=keyword))
-        values[option.field] = option.parse(value) if isinstance(value, str) and option.flag.size else value
+        as_text = isinstance(value, str) and (option.flag.size or (value and value == option.flag.unset))
+        values[option.field] = option.parse(value) if as_text else value
     return _build(values)
 
 

@@ -76,6 +76,13 @@ def test_help_and_bad_flags_do_not_load_torch() -> None:
     assert done.stderr.startswith("twinpool: error: --hicache-io-backend is not supported: ")
 
 
+def test_the_module_runs_as_the_package_does() -> None:
+    for name in ("twinpool", "twinpool.cli.main"):
+        done = subprocess.run([sys.executable, "-m", name, "bake"], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("twinpool: error: bake is not a verb of twinpool")
+
+
 def test_a_reader_that_has_enough_is_no_bug() -> None:
     code = "import sys; from twinpool.cli.main import main; sys.argv = ['twinpool', 'plan', '--list-models']; main()"
     with subprocess.Popen(

@@ -247,6 +247,7 @@ def test_keywords_are_the_flags() -> None:
     assert options == parse_serve(["--page-size", "16", "--device-memory", "2GiB", "--disable-radix-cache"])
     assert options.given == {"page_size", "device_memory_bytes", "disable_radix_cache"}
     assert options_from_keywords({"device_memory": 4096}).device_memory_bytes == 4096
+    assert options_from_keywords({"hicache_mamba_size_gb": "auto"}).hicache_mamba_size_gb is None
 
 
 @pytest.mark.parametrize(
@@ -255,7 +256,9 @@ def test_keywords_are_the_flags() -> None:
         ({"page_sise": 16}, "page_sise is not a flag of twinpool; did you mean page_size"),
         ({"trust_remote_code": True}, "--trust-remote-code is not supported: "),
         ({"page_size": "16"}, "--page-size takes int, got '16'."),
+        ({"page_size": ""}, "--page-size takes int, got ''."),
         ({"page_size": True}, "--page-size takes int, got True."),
+        ({"hicache_mamba_size_gb": "much"}, "--hicache-mamba-size-gb takes float, got 'much'."),
         ({"disable_radix_cache": 1}, "--disable-radix-cache takes switch, got 1."),
         ({"model_path": 3}, "--model-path takes text, got 3."),
         ({"port": None}, "--port takes int, got None."),
