@@ -135,8 +135,12 @@ def run(args: argparse.Namespace, folder: Path) -> None:
         hicache_storage_backend="file", hicache_storage_path=str(folder), hicache_storage_prefetch_policy="wait_complete",
     )  # fmt: skip
     grid = llm.engine.facts.resolved.grids.checkpoint_tokens
-    if (args.tokens + NEW_TOKENS) % grid == 0:  # the state at the very end would be one token too deep for the same prompt
-        raise SystemExit(f"--tokens {args.tokens} and a turn of {NEW_TOKENS} end on the grid of {grid}: use {args.tokens + 1}.")
+    if (
+        args.tokens + NEW_TOKENS
+    ) % grid == 0:  # the state at the very end would be one token too deep for the same prompt
+        raise SystemExit(
+            f"--tokens {args.tokens} and a turn of {NEW_TOKENS} end on the grid of {grid}: use {args.tokens + 1}."
+        )
     copies, rng = Copies(), np.random.default_rng(0)
     llm.engine.observers.append(copies)
     play_round(llm, rng, args.tokens, folder)  # warms caches and threads

@@ -56,8 +56,9 @@ def options_from_keywords(keywords: Mapping[str, object]) -> ServeOptions:
         option = by_keyword.get(keyword)
         if option is None:
             raise ConfigError(_refusal("--" + keyword.replace("_", "-"), known=tuple(by_keyword), shown=keyword))
-        as_text = isinstance(value, str) and (option.flag.size or (value and value == option.flag.unset))
-        values[option.field] = option.parse(value) if as_text else value
+        if isinstance(value, str) and (option.flag.size or (value and value == option.flag.unset)):
+            value = option.parse(value)
+        values[option.field] = value
     return _build(values)
 
 
