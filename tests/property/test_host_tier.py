@@ -52,6 +52,7 @@ class HostMachine(SchedulerMachine):
         page_bytes, slot_bytes, quota, refused_percent, seed,
     ) -> None:  # fmt: skip
         strategy, overlap = mode
+        self.host_policy = host_policy
         if strategy == "no_buffer":
             page_size = 1
         self.arena = RefusingArena(
@@ -94,6 +95,12 @@ class HostMachine(SchedulerMachine):
             self.requests[rid] = self.world.request(rid, [*base, 1], max_tokens)
             self.said[rid] = []
             self.scheduler.add(self.requests[rid])
+
+    @invariant()
+    def blames_the_host(self) -> None:
+        """Where every state is to be copied, one that is missed found no room on the host."""
+        if hasattr(self, "world") and self.host_policy == "write_through" and self.world.tree.tier is not None:
+            assert all("state_evicted" not in dict(request.reuse.gaps) for request in self.requests.values())
 
     def teardown(self) -> None:
         super().teardown()

@@ -135,7 +135,9 @@ class Evictor:
         self.evictable_slots -= 1
         self.evictions.states[reason] += 1
         self.slots.free((node.state,))
-        node.state, node.state_gone = 0, NOT_GONE if node.host_state else DEVICE_GONE
+        node.state = 0
+        if not node.host_state and node.state_gone == NOT_GONE:
+            node.state_gone = DEVICE_GONE
 
     def _evict_next_leaf(self) -> None:
         """The leaf that the policy names goes, KV and state."""

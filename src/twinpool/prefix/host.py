@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from twinpool.memory.host import HostArena
-from twinpool.prefix.node import HOST_GONE, NO_PAGES, TOKEN_BYTES, Node
+from twinpool.prefix.node import HOST_GONE, NO_PAGES, NOT_GONE, TOKEN_BYTES, Node
 from twinpool.step import HostCopy, HostFill, Order
 
 # How often a node must have been used before it is copied; write_back copies when the device copy goes.
@@ -213,10 +213,13 @@ class HostTier:
             if step.host_pages is None:
                 missing.append(step)
             step = step.parent
-        for step in reversed(missing):
-            if not self._save(step):
-                self.totals.unsaved_tokens += len(step.pages) * self._page_size
-                break
+        while missing and self._save(missing[-1]):
+            missing.pop()
+        if missing:
+            self.totals.unsaved_tokens += len(missing[-1].pages) * self._page_size
+        for step in missing:
+            if step.state:
+                step.state_gone = HOST_GONE
         self.let_go(node)
 
     def _save(self, node: Node) -> bool:
@@ -250,8 +253,9 @@ class HostTier:
         self._offer(node)
         if found is None:
             self.totals.unsaved_states += 1
+            node.state_gone = HOST_GONE
             return
-        node.host_state = int(found[1][0])
+        node.host_state, node.state_gone = int(found[1][0]), NOT_GONE
         self.states[node] = None
         self._orders.append(HostCopy(True, NO_PAGES, NO_PAGES, node.state, node.host_state))
         self.totals.saved_states += 1
@@ -310,8 +314,7 @@ class HostTier:
         node.host_state = 0
         del self.states[node]
         self.totals.evicted_states += 1
-        if not node.state:
-            node.state_gone = HOST_GONE
+        node.state_gone = HOST_GONE  # whatever the device still has: a larger host would keep it when that goes, too
 
     def _drop(self, node: Node) -> None:
         """Give a node's copies back; without a device copy the node goes with them."""

@@ -10,7 +10,7 @@ from twinpool.request import Int32Array, Reuse
 
 TOKEN_BYTES = 4  # a token in a key: little-endian int32
 NO_PAGES: Int32Array = np.empty(0, np.int32)
-# Where a state was when it was evicted for good (Node.state_gone).
+# Which memory was too small for a state (Node.state_gone): the device's, or the host's, where a copy was to be.
 NOT_GONE, DEVICE_GONE, HOST_GONE = 0, 1, 2
 
 
@@ -29,8 +29,8 @@ class Node:
 
     key: the edge's tokens as bytes; depth: tokens from the root to its end; pages: int32 [len / page_size], owned by the tree,
     empty when its KV is on the host only; n_device_children: children whose KV is on the device.
-    state: checkpoint slot, 0 for none (slot 0 is padding and never handed out); state_gone: whether one was
-    evicted, and from where.
+    state: checkpoint slot, 0 for none (slot 0 is padding and never handed out); state_gone: what was too small
+    for a state that is nowhere now; HOST_GONE beside one on the device: the host has dropped its copy, or had no room for one.
     host_pages: int32 copies on the host, None for none; host_state: host slot, 0 for none; n_host_children: children with a copy
     there; host_lock: restores that need these copies now.
     stored: its state was given to the disk tier, or came from there.

@@ -16,7 +16,7 @@ from twinpool.units import GB, format_bytes, share
 SHOWN_REJECTS = 5
 GAP_MEANINGS = {
     "restore_failed": "was on the host, and could not be brought back",
-    "host_state_evicted": "KV was there, its checkpoint had been evicted from the host, too",
+    "host_state_evicted": "KV was there, the host had no room for its checkpoint, or no more",
     "state_evicted": "KV was there, its checkpoint had been evicted",
     "no_checkpoint": "KV was there, no checkpoint had been kept",
     "below_grid": "KV was there, after the last place where a checkpoint may be",

@@ -387,4 +387,49 @@ def test_a_state_that_the_host_has_dropped_pushes_out_nothing_newer_when_it_leav
     assert (small.where(seq(4)), small.where(seq(7))) == ("dDh", "dDhH")
     small.leave_device()
     assert (small.where(seq(4)), small.where(seq(7))) == ("h", "hH")
+    assert dict(small.match([*seq(4), 9]).reuse.gaps) == {"host_state_evicted": 4, "new": 1}
+
+
+def why_not(small: Tiered, tokens: list[int]) -> str:
+    """Why the prefix is not resumed from the device: on the host, or the first reason."""
+    found = small.tree.match(small.key([*tokens, 9]), limit_tokens=len(tokens), touch=False)
+    return "on the host" if found.host_node is not None else found.reuse.gaps[0][0]
+
+
+def test_a_state_is_missed_by_the_name_of_the_memory_that_was_too_small() -> None:
+    small = Tiered(chunks=40, max_slots=1)
+    for length in (4, 7):
+        small.put(seq(length))
+    assert (small.where(seq(4)), why_not(small, seq(4))) == ("dDh", "new"), "the device still has what the host dropped"
+    small.tree.evict(slots=1)
+    assert (small.where(seq(4)), why_not(small, seq(4))) == ("dh", "host_state_evicted")
+    small.put(seq(4))
+    assert (small.where(seq(4)), why_not(small, seq(4))) == ("dDhH", "new")
+    small.tree.evict(slots=2)
+    assert (small.where(seq(4)), why_not(small, seq(4))) == ("hH", "on the host")
+
+
+@pytest.mark.parametrize(
+    ("policy", "chunks", "reason"),
+    [
+        ("write_through", 6, "host_state_evicted"),
+        ("write_through_selective", 100, "state_evicted"),
+        ("write_through", 100, "on the host"),
+        ("write_back", 100, "on the host"),
+    ],
+)
+def test_a_state_that_was_never_on_the_host_is_missed_there_only_if_it_was_to_be_copied(policy, chunks, reason) -> None:
+    small = Tiered(policy, chunks=chunks)
+    small.put(seq(6))
+    small.put(seq(8), state=False)
+    small.tree.evict(slots=1)
+    assert (small.node(seq(6)).on_device, small.node(seq(6)).state) == (True, 0)
+    assert why_not(small, seq(6)) == reason
+
+
+def test_without_a_host_tier_no_state_is_missed_there() -> None:
+    small = Small()
+    small.put(seq(4))
+    small.put(seq(7))
+    small.tree.evict(slots=1)
     assert dict(small.match([*seq(4), 9]).reuse.gaps) == {"state_evicted": 4, "new": 1}
