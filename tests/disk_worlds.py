@@ -58,11 +58,11 @@ class FakeStorage:
                 return found
         return []
 
-    def look(self, rid: int, tokens: Int32Array, *, in_memory_tokens: int) -> None:
+    def look(self, rid: int, tokens: Int32Array, *, in_memory_tokens: int, kv_tokens: int) -> None:
         assert rid not in self.waiting
         chain = self.chain(tokens)
         if chain and chain[-1].end - in_memory_tokens >= self.threshold_tokens:
-            missing = [one for one in chain if one.end > in_memory_tokens]
+            missing = [one for one in chain if one.end > kv_tokens] or [chain[-1]]
             if self.dice.randrange(100) < self.cut_percent:
                 missing = missing[: self.dice.randrange(len(missing))]
             self.waiting[rid] = (self.dice.randint(0, self.most_polls), missing)

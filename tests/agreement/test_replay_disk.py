@@ -73,9 +73,9 @@ class PromptDisk(DiskTier):
         self.settle()
         return super().lost()
 
-    def look(self, rid: int, tokens: Int32Array, *, in_memory_tokens: int) -> None:
+    def look(self, rid: int, tokens: Int32Array, *, in_memory_tokens: int, kv_tokens: int) -> None:
         self.settle()
-        super().look(rid, tokens, in_memory_tokens=in_memory_tokens)
+        super().look(rid, tokens, in_memory_tokens=in_memory_tokens, kv_tokens=kv_tokens)
         waiting = self._waiting.get(rid)
         while waiting is not None and waiting.fetch.poll() is None:
             time.sleep(0.001)

@@ -116,7 +116,8 @@ class Chaos:
         rid = self.dice.choice([*self.storage.waiting, *self.live])
         book = self.world.scheduler.book
         self.happened["aborted while it is read"] += rid in self.storage.waiting
-        self.happened["aborted after it was read"] += rid in book.fetched
+        self.happened["aborted after it was read"] += rid in book.fetched and book.fetched[rid].end > 0
+        self.happened["aborted after it was read twice"] += rid in book.fetched and book.fetched[rid].n_looks > 1
         running = book.running.get(rid)
         self.happened["aborted while it is restored"] += (
             running is not None and running.committed == running.lock.node.depth and running.request.reuse.from_host > 0

@@ -78,10 +78,10 @@ class SimDisk(StorageTier):
 
         self.agenda.at(when_s, put)
 
-    def look(self, rid: int, tokens: Int32Array, *, in_memory_tokens: int) -> None:
+    def look(self, rid: int, tokens: Int32Array, *, in_memory_tokens: int, kv_tokens: int) -> None:
         """Begin to read what goes on where memory ends."""
         self.agenda.catch_up()
-        super().look(rid, tokens, in_memory_tokens=in_memory_tokens)
+        super().look(rid, tokens, in_memory_tokens=in_memory_tokens, kv_tokens=kv_tokens)
 
     def poll(self, rid: int) -> Sequence[StoredSegment] | None:
         """What was read by now; None: still reading, and the policy says wait."""

@@ -10,8 +10,7 @@ from typing import NamedTuple
 from twinpool.errors import BadRequest
 from twinpool.prefix.ghosts import restore_failed, restored
 from twinpool.prefix.node import Node
-from twinpool.prefix.stored import adopt_stored
-from twinpool.prefix.tree import Lock, Match, PrefixTree
+from twinpool.prefix.tree import Lock, Match
 from twinpool.request import Phase, Request, Reuse
 from twinpool.sched.book import Book
 from twinpool.sched.retract import CLIP_NEW_TOKENS, reserved_tokens
@@ -43,42 +42,8 @@ def check_can_ever_fit(book: Book, request: Request) -> None:
         )
 
 
-def has_been_fetched(book: Book, request: Request) -> bool:
-    """Whether nothing of this request's prefix is still being read from the disk; what was read hangs in the tree then."""
-    if book.storage is None or request.rid in book.fetched:
-        return True
-    segments = book.storage.poll(request.rid)
-    if segments is None:
-        return False
-    fetched = Fetched()
-    if segments:
-        start = in_memory_tokens(book.tree, request)
-        fetched = Fetched(start, adopt_stored(book.tree, request.key(request.n_tokens), segments))
-    book.fetched[request.rid] = fetched
-    if fetched.end:
-        _end_needless_reads(book)
-    return True
-
-
-def _end_needless_reads(book: Book) -> None:
-    """What was read for one request may be all that others wait for, as when one prompt is asked for several answers."""
-    assert book.storage is not None
-    for request in book.waiting:
-        wanted = book.storage.wanted(request.rid)
-        if wanted is not None and in_memory_tokens(book.tree, request) >= wanted:
-            book.storage.forget(request.rid)
-
-
-def in_memory_tokens(tree: PrefixTree, request: Request) -> int:
-    """How much of a waiting request device and host can resume together (a probe: nothing moves)."""
-    match = tree.match(request.key(request.n_tokens), limit_tokens=request.n_tokens - 1, touch=False)
-    return match.host_node.depth if match.host_node is not None else match.resume_len
-
-
 def try_admit(book: Book, request: Request) -> Sequence | None:
-    """Match, lock and give slots to a waiting request, or return None with nothing held when something is short."""
-    if len(book.running) >= book.shape.max_running_requests:
-        return None
+    """Match, lock and give slots to a waiting request, or return None with nothing held when pages or slots are short."""
     key, limit = request.key(request.n_tokens), request.n_tokens - 1
     match = book.tree.match(key, limit_tokens=limit, count=not request.tried)
     request.tried = True

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from twinpool.prefix.checkpoint import decode_checkpoint, prefill_checkpoint
-from twinpool.sched.admission import has_been_fetched, in_memory_tokens, try_admit
+from twinpool.sched.admission import try_admit
 from twinpool.sched.book import Book
 from twinpool.sched.chunking import chunk_end
+from twinpool.sched.fetch import in_memory_tokens, is_fetched
 from twinpool.sched.publish import pick_track
 from twinpool.sched.sequence import Sequence
 from twinpool.step import Row, StepPlan
@@ -87,7 +88,9 @@ def _prefill_rows(book: Book, budget_tokens: int) -> list[tuple[Row, Sequence]]:
     for request in book.waiting.ordered(lambda r: in_memory_tokens(book.tree, r)):
         if budget_tokens < book.shape.page_size or (most_rows is not None and len(rows) >= most_rows):
             break
-        if not has_been_fetched(book, request):
+        if len(book.running) >= book.shape.max_running_requests:
+            break
+        if not is_fetched(book, request):
             continue
         admitted = try_admit(book, request)
         if admitted is None:

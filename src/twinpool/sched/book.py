@@ -56,7 +56,7 @@ class Retraction:
 class Book:
     """Everything the scheduling functions share. `running` keeps admission order.
 
-    fetched: for waiting requests that need not wait for the disk any more, what came from there. lost_in_a_row: how often memory was
+    fetched: with a disk tier, what each waiting request has of it. lost_in_a_row: how often memory was
     lost to a copy that failed since one last came back from the host.
     """
 

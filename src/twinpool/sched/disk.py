@@ -61,8 +61,8 @@ class Prefetcher(Protocol):
 
 @dataclass(slots=True)
 class _Waiting:
-    """A request's chain being read; segments that device and host have already are not in it. end: of it, tokens; until_s: when it is
-    waited for no more.
+    """A request's chain being read, without the segments whose KV is in memory (but the last, whose state is not). end: of it, tokens;
+    until_s: when it is waited for no more.
     """
 
     fetch: Fetch
@@ -106,12 +106,12 @@ class StorageTier:
         """What was dropped or refused since the last call."""
         return [self._lost.popleft() for _ in range(len(self._lost))]
 
-    def look(self, rid: int, tokens: Int32Array, *, in_memory_tokens: int) -> None:
-        """Begin to read what goes on where memory ends."""
+    def look(self, rid: int, tokens: Int32Array, *, in_memory_tokens: int, kv_tokens: int) -> None:
+        """Begin to read what goes on where memory's KV ends, or, when it does not end before the disk does, the last state."""
         chain = self._store.longest(self._store.hashes(tokens), at_most_tokens=len(tokens))
         if not chain or chain[-1].end - in_memory_tokens < self.threshold_tokens:
             return
-        missing = [info for info in chain if info.end > in_memory_tokens]
+        missing = [info for info in chain if info.end > kv_tokens] or [chain[-1]]
         self._waiting[rid] = _Waiting(self._prefetcher.start(missing), missing[-1].end, self._until_s(missing))
 
     def _until_s(self, infos: Sequence[SegmentInfo]) -> float:

@@ -8,7 +8,6 @@ from twinpool.sched.book import Book
 from twinpool.sched.commit import release_if_finished
 from twinpool.sched.publish import publish_chunk, release
 from twinpool.sched.sequence import Sequence
-from twinpool.sched.storage import Fetched
 
 # How often one request, or one after another, is begun again. Copies that still fail then will fail for ever.
 MOST_RESTARTS = 3
@@ -34,7 +33,8 @@ def begin_again(book: Book, why: str) -> None:
     """
     assert not book.in_flight, "results of these requests are still to come"
     book.lost_in_a_row += 1
-    book.fetched = dict.fromkeys(book.fetched, Fetched())  # what was read from the disk is lost, too
+    for fetched in book.fetched.values():
+        fetched.start = fetched.end = 0  # what was read from the disk is lost, too
     for sequence in reversed(list(book.running.values())):
         request = sequence.request
         sequence.spoilt = True
@@ -64,6 +64,7 @@ def close_tiers_if_worn_out(book: Book) -> None:
         for request in book.waiting:
             book.storage.forget(request.rid)
         book.storage = None
+        book.fetched.clear()
 
 
 def give_up(book: Book, sequence: Sequence) -> None:

@@ -8,10 +8,11 @@ from twinpool.memory.pools import Pool
 from twinpool.memory.snapshot import PoolCounts
 from twinpool.prefix.tree import PrefixTree
 from twinpool.request import Finish, Phase, Request
-from twinpool.sched.admission import check_can_ever_fit, in_memory_tokens
+from twinpool.sched.admission import check_can_ever_fit
 from twinpool.sched.batch import build, build_run, pages_short_for_decode
 from twinpool.sched.book import Book, Delta, Retraction
 from twinpool.sched.commit import apply, release_if_finished, spoil
+from twinpool.sched.fetch import look
 from twinpool.sched.queue import WaitQueue
 from twinpool.sched.requeue import begin_again, close_tiers_if_worn_out, give_up, send_back
 from twinpool.sched.retract import RETRACT_DECODE_STEPS, NewTokenRatio, retraction_order
@@ -64,14 +65,7 @@ class Scheduler:
                 f"{len(self.book.waiting)} requests are waiting and --max-queued-requests allows {limit}: try again later."
             )
         self.book.waiting.push(request)
-        self._look_on_disk(request)
-
-    def _look_on_disk(self, request: Request) -> None:
-        """Begin to read what the disk has of a new request's prefix and memory has not."""
-        if self.book.storage is None:
-            return
-        in_memory = in_memory_tokens(self.book.tree, request)
-        self.book.storage.look(request.rid, request.tokens[: request.n_tokens - 1], in_memory_tokens=in_memory)
+        look(self.book, request)
 
     def finish(self, rid: int, finish: Finish) -> bool:
         """End a request now (stop string found, client gone). What it has computed is published; False if it is not known."""

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from twinpool.prefix.stored import StoredSegment
 from twinpool.request import Int32Array
 
 
-class Fetched(NamedTuple):
-    """Tokens [start, end) of a waiting request's prefix came from the disk: memory could be resumed from `start` before that."""
+@dataclass(slots=True)
+class Fetched:
+    """What a waiting request has of the disk. start, end: tokens that came from there, memory could be resumed from `start` before that;
+    expected_tokens: what memory could resume when it was last looked for, or more if more was read.
+    """
 
     start: int = 0
     end: int = 0
+    expected_tokens: int = 0
+    n_looks: int = 0
+    is_reading: bool = False
 
 
 class Lost(NamedTuple):
@@ -26,8 +33,10 @@ class Lost(NamedTuple):
 class Storage(Protocol):
     """Reads beside the engine. One thread calls it, the engine's."""
 
-    def look(self, rid: int, tokens: Int32Array, *, in_memory_tokens: int) -> None:
-        """A request has arrived: begin to read what the disk has of its prefix beyond what device and host can resume."""
+    def look(self, rid: int, tokens: Int32Array, *, in_memory_tokens: int, kv_tokens: int) -> None:
+        """Begin to read what the disk has of a waiting request's prefix beyond what device and host can resume; of the first kv_tokens
+        they have KV, so that only a state can be missing.
+        """
         ...
 
     def poll(self, rid: int) -> Sequence[StoredSegment] | None:

@@ -24,7 +24,7 @@ def stride(book: Book, horizon: Horizon) -> int:
     if any(row.tokens is not None for rows in book.in_flight.values() for row, _ in rows):
         return 1  # its commit publishes, which moves what eviction drops first
     shape = book.shape
-    if book.waiting and (len(running) < shape.max_running_requests or not _queue_stands(book)):
+    if book.waiting and len(running) < shape.max_running_requests:
         return 1  # each step tries to admit
     tier = book.tree.tier is not None
     if tier and any(isinstance(order, HostCopy | StoreCopy) for order in book.orders):
@@ -55,15 +55,6 @@ def pages_for(running: list[Sequence], steps: int, page_size: int) -> int:
 def _steady(sequence: Sequence) -> bool:
     """It decodes, and only its length can end it."""
     return sequence.wants_decode and not sequence.request.end_tokens
-
-
-def _queue_stands(book: Book) -> bool:
-    """With no room for one more, whether the queue's first need not wait for the disk: a step asks for it, and for nobody behind it."""
-    if book.storage is None:
-        return True
-    if book.shape.schedule_policy == "fcfs":
-        return next(iter(book.waiting)).rid in book.fetched
-    return all(request.rid in book.fetched for request in book.waiting)
 
 
 def _checkpoint_limit(book: Book, running: list[Sequence]) -> int:

@@ -74,13 +74,13 @@ def test_only_what_memory_lacks_is_read(tmp_path: Path) -> None:
     store = store_at(tmp_path)
     put_chain(store, TOKENS.tolist(), [64, 128, 256, 400])
     tier = tier_over(store)
-    tier.look(1, TOKENS, in_memory_tokens=128)
+    tier.look(1, TOKENS, in_memory_tokens=128, kv_tokens=128)
     assert wait(tier, 1) == [(128, 256), (256, 400)]
-    tier.look(2, TOKENS, in_memory_tokens=100)
+    tier.look(2, TOKENS, in_memory_tokens=100, kv_tokens=100)
     assert wait(tier, 2) == [(64, 128), (128, 256), (256, 400)]
-    tier.look(3, TOKENS[:399], in_memory_tokens=0)
+    tier.look(3, TOKENS[:399], in_memory_tokens=0, kv_tokens=0)
     assert wait(tier, 3) == [(0, 64), (64, 128), (128, 256)]
-    tier.look(4, TOKENS, in_memory_tokens=400)
+    tier.look(4, TOKENS, in_memory_tokens=400, kv_tokens=400)
     assert wait(tier, 4) == []
     assert tier.counts().fetched_tokens == 272 + 336 + 256
     tier.close()
@@ -91,7 +91,7 @@ def test_less_than_256_tokens_are_not_worth_it(tmp_path: Path, in_memory, found)
     store = store_at(tmp_path)
     put_chain(store, TOKENS.tolist(), [128, 256, 400])
     tier = DiskTier(store, policy="wait_complete")
-    tier.look(1, TOKENS, in_memory_tokens=in_memory)
+    tier.look(1, TOKENS, in_memory_tokens=in_memory, kv_tokens=in_memory)
     assert wait(tier, 1) == found
     tier.close()
 
@@ -105,7 +105,7 @@ def test_a_turn_is_written_and_found(tmp_path: Path) -> None:
     tier.writer.flush()
     counts = tier.counts()
     assert (counts.store.written, counts.store.written_tokens, counts.pending_bytes) == (2, 16, 0)
-    tier.look(1, TOKENS[:17], in_memory_tokens=0)
+    tier.look(1, TOKENS[:17], in_memory_tokens=0, kv_tokens=0)
     assert wait(tier, 1) == [(0, 8), (8, 16)]
     tier.close()
 
@@ -127,7 +127,7 @@ def test_a_policy_that_does_not_wait_goes_on_without(tmp_path: Path, monkeypatch
     monkeypatch.setattr(disk, "_WAIT_BASE_S", 0.0)
     monkeypatch.setattr(disk, "_WAIT_PER_1024_TOKENS_S", 0.08)
     tier = tier_over(store, policy=policy)
-    tier.look(1, TOKENS, in_memory_tokens=0)
+    tier.look(1, TOKENS, in_memory_tokens=0, kv_tokens=0)
     assert wait(tier, 1) == []
     assert tier.counts().late_requests == 1
     slow.may.set()
@@ -139,7 +139,7 @@ def test_a_request_that_leaves_is_read_no_more(tmp_path: Path, monkeypatch) -> N
     put_chain(store, TOKENS.tolist(), [64, 128])
     slow = Slow(store, monkeypatch)
     tier = tier_over(store)
-    tier.look(1, TOKENS, in_memory_tokens=0)
+    tier.look(1, TOKENS, in_memory_tokens=0, kv_tokens=0)
     assert tier.poll(1) is None
     tier.forget(1)
     tier.forget(1)

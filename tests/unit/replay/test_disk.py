@@ -149,8 +149,8 @@ def filled(
 
 def test_a_chain_is_read_file_by_file_and_readers_share_the_disk() -> None:
     disk, clock = filled()
-    disk.look(1, TOKENS[:300], in_memory_tokens=0)
-    disk.look(2, TOKENS[:9] + 9, in_memory_tokens=0)
+    disk.look(1, TOKENS[:300], in_memory_tokens=0, kv_tokens=0)
+    disk.look(2, TOKENS[:9] + 9, in_memory_tokens=0, kv_tokens=0)
     long_s, short_s = file_s(128, LINK.read_bytes_per_s), file_s(4, LINK.read_bytes_per_s)
     # Both wait for their first byte together; then one file moves at a time, and the chain's second comes behind the other's.
     ends_s = (T0 + 1.0 + long_s, T0 + 1.0 + long_s + short_s)
@@ -171,7 +171,7 @@ def test_a_chain_is_read_file_by_file_and_readers_share_the_disk() -> None:
 def test_a_third_chain_waits_for_a_reader() -> None:
     disk, clock = filled(link=DiskLink(read_bytes_per_s=math.inf, write_bytes_per_s=math.inf, latency_s=1.0))
     for rid in (1, 2, 3):
-        disk.look(rid, TOKENS[:9] + 9, in_memory_tokens=0)
+        disk.look(rid, TOKENS[:9] + 9, in_memory_tokens=0, kv_tokens=0)
     clock.advance_to(T0 + 1)
     assert [disk.poll(rid) is None for rid in (1, 2, 3)] == [False, False, True]
     clock.advance_to(T0 + 2)
@@ -183,7 +183,7 @@ def test_what_is_read_ahead_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("twinpool.replay.disk.MAX_FETCHED_BYTES", 1)
     disk, clock = filled(link=DiskLink(read_bytes_per_s=math.inf, write_bytes_per_s=math.inf, latency_s=1.0))
     for rid in (1, 2, 3):
-        disk.look(rid, TOKENS[:9] + 9, in_memory_tokens=0)
+        disk.look(rid, TOKENS[:9] + 9, in_memory_tokens=0, kv_tokens=0)
     clock.advance_to(T0 + 5)
     assert disk.poll(2) is None
     assert spans(disk.poll(1)) == [(0, 4)]
@@ -203,7 +203,7 @@ def test_only_what_memory_lacks_is_read_and_little_is_not() -> None:
         (3, 157, []),
         (4, 100, [(0, 128), (128, 256)]),
     ):
-        disk.look(rid, TOKENS[:300], in_memory_tokens=in_memory)
+        disk.look(rid, TOKENS[:300], in_memory_tokens=in_memory, kv_tokens=in_memory)
         assert spans(disk.poll(rid)) == found
 
 
@@ -218,7 +218,7 @@ def test_a_policy_that_does_not_wait_gets_what_was_read(policy, waits_s) -> None
         (quick, 1 if waits_s else 0),
     ):  # quick: one file takes less than the wait, both take more
         disk, clock = filled(link=link, policy=policy)
-        disk.look(1, TOKENS[:300], in_memory_tokens=0)
+        disk.look(1, TOKENS[:300], in_memory_tokens=0, kv_tokens=0)
         if waits_s:
             assert disk.poll(1) is None
             assert disk.next_s <= T0 + waits_s
@@ -233,7 +233,7 @@ def test_a_policy_that_does_not_wait_gets_what_was_read(policy, waits_s) -> None
 
 def test_a_request_that_leaves_is_read_no_more() -> None:
     disk, clock = filled()
-    disk.look(1, TOKENS[:300], in_memory_tokens=0)
+    disk.look(1, TOKENS[:300], in_memory_tokens=0, kv_tokens=0)
     disk.forget(1)
     disk.forget(1)
     assert disk.poll(1) == ()
@@ -246,7 +246,7 @@ def test_a_segment_that_was_evicted_before_its_turn_ends_the_chain() -> None:
     disk, clock = disk_of(link=LINK, limit_bytes=limit)
     give(disk, 128, 132)
     clock.advance_to(T0)
-    disk.look(1, TOKENS[:300], in_memory_tokens=0)
+    disk.look(1, TOKENS[:300], in_memory_tokens=0, kv_tokens=0)
     give(disk, 4, tokens=TOKENS + 9, when_s=T0)
     clock.advance_to(2 * T0)
     assert spans(disk.poll(1)) == [(0, 128)]
@@ -286,8 +286,8 @@ def test_time_goes_from_event_to_event_while_everybody_waits() -> None:
     assert len(polls) < 30
 
 
-def test_a_full_house_is_stepped_while_the_first_of_the_queue_is_being_read() -> None:
-    """What is read moves what the host drops; once it is there, nothing can happen until somebody ends."""
+def test_what_is_read_while_the_house_is_full_cuts_no_run_of_steps() -> None:
+    """It stays aside until somebody ends, so that nothing can happen before."""
     long = session("long", Turn(blocks=numbers(8, first=500), input_tokens=8, output_tokens=60, arrival_s=200.0))
     link = replace(LINK, latency_s=10.0, read_bytes_per_s=1e9)
     machine = run_of(trace(FIRST, OTHER, long, back("back", at_s=202.5)), link=link, max_running=1)
@@ -296,8 +296,8 @@ def test_a_full_house_is_stepped_while_the_first_of_the_queue_is_being_read() ->
     machine.run()
     assert machine._disk is not None
     assert machine._disk.fetched_tokens == 64
-    # It is seen at 203 and read a moment after 213; the step from 214 puts it on the host, and those before had copies or an arrival.
-    assert [plan.repeat for plan in plans if plan.n_decode_rows] == [*[1] * 14, 45]
+    # It is seen at 203 and read a moment after 213, in the middle of the last run.
+    assert [plan.repeat for plan in plans if plan.n_decode_rows] == [1, 1, 3, 3, 1, 50]
 
 
 def test_what_goes_to_the_disk_leaves_the_device_over_its_link() -> None:

@@ -10,6 +10,7 @@ from tests.disk_worlds import FakeStorage
 from tests.worlds import World, expected_output, make_world
 from twinpool.memory.host import HostArena
 from twinpool.request import Request
+from twinpool.sched.fetch import MOST_LOOKS
 
 
 @dataclass
@@ -82,16 +83,29 @@ def test_an_aborted_one_is_forgotten(gate: Gate) -> None:
     assert waits.finish.reason == "abort"
 
 
-def test_one_aborted_after_its_prefix_came_leaves_it_on_the_host(gate: Gate) -> None:
-    world = boot(gate, max_running=1)
-    runs, waits = world.request(9, [9, 9], 20, ignore_eos=True), turn(world, 1)
+def crowded(gate: Gate) -> tuple[World, Request, Request]:
+    """A world with room for one more request, but not for the KV of the one that waits for the disk: (world, who runs, who waits)."""
+    world = boot(gate, n_pages=20)
+    runs, waits = world.request(9, [9] * 10, 9, ignore_eos=True), turn(world, 1)
     world.scheduler.add(runs)
     world.loop.step()
     gate.open.add(1)
     world.scheduler.add(waits)
-    while 1 not in world.scheduler.book.fetched:
+    while not world.scheduler.book.fetched[1].end:
         world.loop.step()
     assert waits.finish is None
+    assert world.tree.tier.totals.filled_tokens == 9
+    return world, runs, waits
+
+
+def drop_host(world: World) -> None:
+    """The host has no room for anything any more, for a moment."""
+    while world.tree.tier._evict_leaf(1 << 62):
+        pass
+
+
+def test_one_aborted_after_its_prefix_came_leaves_it_on_the_host(gate: Gate) -> None:
+    world, _, _ = crowded(gate)
     world.scheduler.abort(1)
     assert not world.scheduler.book.fetched
     world.run()
@@ -99,6 +113,22 @@ def test_one_aborted_after_its_prefix_came_leaves_it_on_the_host(gate: Gate) -> 
     world.run(again)
     check(again)
     assert (again.reuse.from_host, again.reuse.from_storage) == (9, 0)
+
+
+def test_what_is_read_stays_aside_while_the_house_is_full(gate: Gate) -> None:
+    world = boot(gate, max_running=1)
+    gate.open |= {1, 2}
+    runs, waits, further = world.request(9, [9, 9], 20, ignore_eos=True), turn(world, 1), turn(world, 2)
+    for request in (runs, waits, further):
+        world.scheduler.add(request)
+    while runs.n_output < 15:
+        world.loop.step()
+    assert world.tree.tier.totals.filled_tokens == 0
+    world.scheduler.abort(2)
+    assert set(gate.waiting) == {1}
+    world.run()
+    check(runs, waits)
+    assert (waits.reuse.reused, waits.reuse.from_storage) == (9, 9)
 
 
 def test_two_of_one_prefix_are_filled_and_restored_once(gate: Gate) -> None:
@@ -158,21 +188,64 @@ def test_one_that_was_sent_back_does_not_wait_again(gate: Gate) -> None:
     assert not gate.waiting
 
 
-def test_what_was_read_and_lost_before_it_could_start_is_computed(gate: Gate) -> None:
+def test_what_was_read_and_lost_before_it_could_start_is_read_again(gate: Gate) -> None:
+    world, runs, waits = crowded(gate)
+    drop_host(world)
+    world.run()
+    check(runs, waits)
+    assert (waits.reuse.reused, waits.reuse.from_storage) == (9, 9)
+    assert gate.read_tokens == 18
+
+
+def test_what_memory_had_on_arrival_and_lost_is_read(gate: Gate) -> None:
     world = boot(gate, max_running=1)
-    gate.open.add(1)
-    runs, waits = world.request(9, [9, 9], 20, ignore_eos=True), turn(world, 1)
+    gate.open |= {1, 3}
+    world.run(turn(world, 1))
+    runs, waits = world.request(2, [9, 9], 20, ignore_eos=True), turn(world, 3)
     world.scheduler.add(runs)
     world.loop.step()
     world.scheduler.add(waits)
-    while 1 not in world.scheduler.book.fetched:
+    assert not gate.waiting
+    world.loop.step()
+    world.tree.evict(pages=99, slots=99)
+    drop_host(world)
+    world.run()
+    check(runs, waits)
+    assert waits.reuse.from_storage == waits.reuse.reused == 9
+
+
+def test_what_is_lost_again_and_again_is_computed(gate: Gate) -> None:
+    world, runs, waits = crowded(gate)
+    while world.scheduler.book.waiting:
+        drop_host(world)
         world.loop.step()
-    tier = world.tree.tier
-    while tier._evict_leaf(1 << 62):
-        pass
     world.run()
     check(runs, waits)
     assert (waits.reuse.reused, waits.reuse.from_storage) == (0, 0)
+    assert gate.read_tokens == 9 * MOST_LOOKS
+
+
+def test_only_the_state_is_read_where_memory_has_the_kv(gate: Gate) -> None:
+    """The chain is PROMPT's segments and the next turn's; the device keeps all KV and loses its states (sglang#39856)."""
+    gate.open |= set(range(1, 9))
+    world = boot(gate, host_policy="write_back")
+    first = turn(world, 1)
+    world.run(first)
+    world.run(world.request(2, [9, 9], 1, ignore_eos=True))
+    drop_host(world)
+    while world.tree.evictable_slots:
+        world.tree.evict(slots=1)
+        drop_host(world)
+    assert world.tree.evictable_pages > 0
+    before = gate.read_tokens
+    prompt = [int(token) for token in first.tokens]
+    again = world.request(3, [*prompt, 4], 1, ignore_eos=True)
+    chain = gate.chain(again.tokens[: again.prompt_len - 1])
+    assert len(chain) > 1
+    world.run(again)
+    check(again)
+    assert again.reuse.reused == chain[-1].end
+    assert gate.read_tokens - before == chain[-1].end - chain[-1].start
 
 
 def test_what_device_and_host_have_pushed_out_comes_from_the_disk() -> None:
