@@ -62,12 +62,13 @@ class Prefetcher(Protocol):
 @dataclass(slots=True)
 class _Waiting:
     """A request's chain being read, without the segments whose KV is in memory (but the last, whose state is not). end: of it, tokens;
-    until_s: when it is waited for no more.
+    wait_s: how long the request waits for it once it could start; until_s: when that is over.
     """
 
     fetch: Fetch
     end: int
-    until_s: float
+    wait_s: float
+    until_s: float = math.inf
 
 
 class StorageTier:
@@ -112,12 +113,12 @@ class StorageTier:
         if not chain or chain[-1].end - in_memory_tokens < self.threshold_tokens:
             return
         missing = [info for info in chain if info.end > kv_tokens] or [chain[-1]]
-        self._waiting[rid] = _Waiting(self._prefetcher.start(missing), missing[-1].end, self._until_s(missing))
+        self._waiting[rid] = _Waiting(self._prefetcher.start(missing), missing[-1].end, self._wait_s(missing))
 
-    def _until_s(self, infos: Sequence[SegmentInfo]) -> float:
+    def _wait_s(self, infos: Sequence[SegmentInfo]) -> float:
         if self._policy == "wait_complete":
             return math.inf
-        return self._clock.now_s() + (longest_wait_s(infos) if self._policy == "timeout" else 0.0)
+        return longest_wait_s(infos) if self._policy == "timeout" else 0.0
 
     def wanted(self, rid: int) -> int | None:
         """How far a request's prefix is being read (tokens); None: nothing is read for it."""
@@ -125,12 +126,14 @@ class StorageTier:
         return None if waiting is None else waiting.end
 
     def poll(self, rid: int) -> Sequence[StoredSegment] | None:
-        """What was read; None: still reading, and the policy says wait."""
+        """What was read; None: still reading, and the policy says wait, from the first time that it is asked for."""
         waiting = self._waiting.get(rid)
         if waiting is None:
             return ()
         read = waiting.fetch.poll()
         if read is None:
+            if math.isinf(waiting.until_s):
+                waiting.until_s = self._clock.now_s() + waiting.wait_s
             if self._clock.now_s() < waiting.until_s:
                 return None
             read = waiting.fetch.wait(0)
