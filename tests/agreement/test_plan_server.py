@@ -71,12 +71,29 @@ def _shown(line: LedgerLine) -> str:
     return f"{line.origin} {line.note}"
 
 
-def check_log(text: str, flags: dict[str, Any]) -> LogOutcome:
+def check_log(
+    text: str, flags: dict[str, Any], *, model: tuple[str, ...] = (str(DEMO_FOLDER), "--engine", "twinpool")
+) -> LogOutcome:
     """The server's own log has one boot, every line of which is explained."""
-    words = [str(DEMO_FOLDER), "--engine", "twinpool", "--boot-log", "-", *words_of(flags)]
+    words = [*model, "--boot-log", "-", *words_of(flags)]
     (boot,) = plan_log(read_command(words, usage=""), text)
     assert {check.what: check for check in boot.checks if check.verdict not in (EQUAL, ROUNDING)} == {}
     assert len(boot.checks) >= 8
+    return boot
+
+
+def check_alone(text: str, ledger: Ledger | None = None) -> LogOutcome:
+    """The log is enough: without a model or a flag beside it every line is explained, and the plan has the server's pools."""
+    boot = check_log(text, {}, model=())
+    ours, facts = boot.outcome.sizing.ledger, boot.ranks[0]
+    assert ours is not None
+    logged = (facts.slots, facts.kv_tokens, facts.max_running_requests)
+    assert (ours.max_mamba_cache_size, ours.kv_tokens, ours.max_running_requests) == logged
+    assert boot.notes == ()
+    if ledger is not None:
+        assert (ours.slot_bytes, ours.page_bytes, ours.page_size, ours.slots_per_request, ours.warnings) == (
+            ledger.slot_bytes, ledger.page_bytes, ledger.page_size, ledger.slots_per_request, ledger.warnings,
+        )  # fmt: skip
     return boot
 
 
@@ -92,6 +109,44 @@ def test_the_planner_has_the_servers_ledger(flags: dict[str, Any], caplog: pytes
     fraction = facts.resolved.mem_fraction_static
     boot = check_log(caplog.text, {**flags, "mem_fraction_static": fraction})
     assert boot.ranks[0].slots == ledger.max_mamba_cache_size
+    check_alone(caplog.text, ledger)
+
+
+def test_the_log_of_a_checkpoint_names_it(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="twinpool"), LLM(str(checkpoint("kimi")), **MEMORY) as llm:
+        ledger = llm.engine.facts.ledger
+    boot = check_alone(caplog.text, ledger)
+    assert boot.outcome.sizing.model.config
+
+
+def test_the_log_of_a_checkpoint_that_is_gone_has_its_constants(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="twinpool"), LLM(str(checkpoint("kimi")), **MEMORY) as llm:
+        ledger = llm.engine.facts.ledger
+    (boot,) = plan_log(
+        read_command(["--boot-log", "-"], usage=""), caplog.text.replace(str(checkpoint("kimi")), "/gone")
+    )
+    ours = boot.outcome.sizing.ledger
+    assert ours is not None
+    same = ("slot_bytes", "page_bytes", "max_mamba_cache_size", "kv_tokens", "max_running_requests")
+    assert [getattr(ours, name) for name in same] == [getattr(ledger, name) for name in same]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_server_of_ranks_and_tiers_is_explained_by_its_log(ranks: int, tmp_path: Path) -> None:
+    flags = {
+        **MEMORY, "tp_size": ranks, "enable_hierarchical_cache": True, "hicache_size": 0.2, "hicache_storage_backend": "file",
+        "hicache_storage_path": str(tmp_path / "disk"), "hicache_storage_size": 0.1, "max_mamba_cache_size": 24,
+    }  # fmt: skip
+    with live_server(tmp_path, *words_of(flags)) as live:
+        text = live.log.read_text()
+    boot = check_alone(text)
+    sizing = boot.outcome.sizing
+    assert sizing.flags.device_memory_bytes == 256 << 20
+    assert {name: getattr(sizing.flags, name) for name in flags.keys() - MEMORY.keys()} == {
+        name: value for name, value in flags.items() if name not in MEMORY
+    }
+    assert (len(boot.ranks), sizing.machine.ranks) == (ranks, ranks)
+    assert boot.outcome.host is not None
 
 
 @pytest.mark.parametrize("flags", [{}, {"page_size": 16}, {"kv_cache_dtype": "bfloat16", "page_size": 2}])

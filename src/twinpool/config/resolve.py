@@ -19,7 +19,7 @@ Origin = Literal["flag", "model default", "default", "derived", "measured", "log
 T = TypeVar("T")
 DEMO_NAME = "demo"
 # Values that an option of another name decides.
-_OPTIONS = {
+OPTION_OF = {
     "context_len": "context_length", "radix_cache": "disable_radix_cache", "strategy": "mamba_radix_cache_strategy",
     "overlap": "disable_overlap_schedule",
 }  # fmt: skip
@@ -141,7 +141,7 @@ class _Decisions:
         self._options = options
 
     def put(self, name: str, value: T, origin: Origin) -> T:
-        if origin == "flag" and _OPTIONS.get(name, name) in self._options.logged:
+        if origin == "flag" and OPTION_OF.get(name, name) in self._options.logged:
             origin = "log"
         self.values[name], self.origins[name] = value, origin
         return value

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from twinpool.errors import ModelError
+from twinpool.models.builtin import DEMO_FOLDER as DEMO_FOLDER
 from twinpool.models.config_file import read_config
 from twinpool.models.hub import fetch_snapshot
 from twinpool.models.spec import ModelSpec
-
-DEMO_FOLDER = Path(__file__).resolve().parents[1] / "demo"
 
 
 def find_folder(model_path: str | None, *, revision: str | None = None, flag: str = "--model-path") -> Path:

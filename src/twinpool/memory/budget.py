@@ -49,7 +49,7 @@ def plan_memory(request: MemoryRequest) -> Ledger:
         kv_pool_bytes=(parts.tokens + request.page_size) * request.kv_bytes_per_token,
         max_running_requests=running,
         lines=lines,
-        warnings=warnings + _overrun_warnings(lines),
+        warnings=warnings + overrun_warnings(lines),
     )
 
 
@@ -183,8 +183,8 @@ def _kv_lines(request: MemoryRequest, parts: Split) -> tuple[LedgerLine, ...]:
     return tuple(lines)
 
 
-def _overrun_warnings(lines: tuple[LedgerLine, ...]) -> tuple[str, ...]:
-    """Rounding is not charged, as in the reference; say so when slack cannot carry it."""
+def overrun_warnings(lines: tuple[LedgerLine, ...]) -> tuple[str, ...]:
+    """Rounding is not charged, as in the reference; a sentence (lines: of a ledger) when slack cannot carry it, else nothing."""
     slack = sum(line.bytes for line in lines if line.name == SLACK)
     needed = sum(line.bytes for line in lines if line.part_of == SLACK)
     if needed <= slack:

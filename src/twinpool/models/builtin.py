@@ -6,7 +6,11 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
+
+# The model that ships with twinpool.
+DEMO_FOLDER = Path(__file__).resolve().parents[1] / "demo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,7 +122,7 @@ def _holds(workload: Workload, sizing: Sizing) -> bool:
 
 def _raise_fraction(workload: Workload, sizing: Sizing) -> Iterator[Step]:
     """Up to the default of this device: what an engine takes by itself is known to leave room for activations."""
-    if sizing.flags.mem_fraction_static is None:
+    if sizing.flags.mem_fraction_static is None or sizing.machine.pools_only:
         return
     before = sizing.resolved.mem_fraction_static
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from twinpool.config.launch import LaunchLine
+from twinpool.memory.budget import overrun_warnings
 from twinpool.memory.ledger import Ledger
 from twinpool.memory.split import one_slot_a_request
 from twinpool.plan.sizing import Sizing
@@ -15,7 +16,9 @@ def clamps(sizing: Sizing, line: LaunchLine) -> tuple[str, ...]:
     """A sentence for each; the engine's own warnings first, then what it does not say."""
     found = [*sizing.resolved.warnings]
     if sizing.ledger is not None:
-        found += sizing.ledger.warnings
+        # Where only the pools are known there is no slack, and none that could be changed.
+        noise = overrun_warnings(sizing.ledger.lines) if sizing.machine.pools_only else ()
+        found += [warning for warning in sizing.ledger.warnings if warning not in noise]
         found += _effective_requests(sizing, sizing.ledger)
         found += _lengths(sizing, sizing.ledger)
         found += _idle_memory(sizing, sizing.ledger)

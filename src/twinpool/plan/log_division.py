@@ -78,7 +78,7 @@ class _Counts:
             )
         request, facts = self.sizing.request, self.ranks[0]
         share = 1 - exact(request.mem_fraction_static)
-        rest = _explaining_rest(request, slots=facts.slots or 0, tokens=facts.kv_tokens or 0)
+        rest = explaining_rest(request, slots=facts.slots or 0, tokens=facts.kv_tokens or 0)
         if rest is None or not share:
             return ""
         before = math.floor((request.available_bytes - request.multimodal_bytes - rest) / share)
@@ -128,7 +128,7 @@ def _ratio_check(facts: BootFacts, sizing: Sizing, missing: tuple[str, ...]) -> 
         )  # fmt: skip
         return
     ratio_request = replace(request, max_mamba_cache_size=None, radix_cache=True, max_total_tokens=None)
-    explained = _explaining_rest(ratio_request, slots=slots, tokens=tokens)
+    explained = explaining_rest(ratio_request, slots=slots, tokens=tokens)
     state = f"{slots:,} slots, {tokens:,} tokens"
     pools = "" if explained is None else f"pools of {to_gib(explained):.2f} GiB together"
     yield LogCheck(
@@ -137,7 +137,7 @@ def _ratio_check(facts: BootFacts, sizing: Sizing, missing: tuple[str, ...]) -> 
     )  # fmt: skip
 
 
-def _explaining_rest(request: MemoryRequest, *, slots: int, tokens: int) -> int | None:
+def explaining_rest(request: MemoryRequest, *, slots: int, tokens: int) -> int | None:
     """Bytes for both pools under which the split gives these slots and tokens, if there are any."""
     with_states = (slots + request.padding_slots) * (request.stage_slot_bytes + request.stage_extra_bytes)
     least_bytes = with_states + request.fixed_bytes + tokens * request.kv_bytes_per_token

@@ -11,26 +11,27 @@ from twinpool.bootlog import BootFacts
 from twinpool.config.deployment import Deployment
 from twinpool.config.engines import SGLANG, SGLANG_UNPADDED, TWINPOOL, EngineRules
 from twinpool.config.launch import deployment_from
-from twinpool.errors import ConfigError, ModelError
+from twinpool.errors import ConfigError
 from twinpool.plan.command import Command
+from twinpool.plan.log_booted import as_booted
 from twinpool.plan.log_checks import check_boot
-from twinpool.plan.log_line import DIFFERS, EQUAL, LOG_CONSTANTS, UNKNOWN, LogCheck, kv_gib, least
+from twinpool.plan.log_line import DIFFERS, EQUAL, UNKNOWN, LogCheck, kv_gib, least
 from twinpool.plan.log_match import mismatch_notes
+from twinpool.plan.log_model import log_model, slot_bytes, token_bytes
 from twinpool.plan.logged import LoggedBoot, read_boots
 from twinpool.plan.machine import Machine
-from twinpool.plan.model import PlannedModel, find_model, manual_model
+from twinpool.plan.model import PlannedModel
 from twinpool.plan.outcome import Outcome, outcome
-from twinpool.plan.run import planned_model
 from twinpool.plan.sizing import Sizing, size
 from twinpool.plan.workload import workload_of
-from twinpool.units import GIB
+from twinpool.units import GIB, to_gib
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOutcome:
     """One boot: facts of its ranks, the checks, constants read off the log (bytes), and the plan from its numbers.
 
-    explains: the engine whose rules explain the log best. notes: what was assumed.
+    explains: the engine whose rules explain the log best. notes: what was assumed. The plan has the log's slots, tokens and requests.
     """
 
     ranks: tuple[BootFacts, ...]
@@ -50,26 +51,26 @@ def plan_log(command: Command, text: str) -> tuple[LogOutcome, ...]:
 def _plan_boot(command: Command, boot: LoggedBoot) -> LogOutcome:
     notes: list[str] = []
     flags = _flags(command, boot)
-    model = _as_long_as_logged(_model(command, boot, flags, notes), boot.ranks[0], notes)
+    model = log_model(command, boot, flags, notes)
     refused = _refused_pin(flags, boot.ranks[0])
     if refused is not None:
         flags = replace(flags, max_mamba_cache_size=None, given=flags.given - {"max_mamba_cache_size"})
     tried = [
         _Attempt(rules, memory, _sizing(model, memory, flags, rules))
-        for rules, memory in itertools.product(_candidates(command), _memories(boot, flags))
+        for rules, memory in itertools.product(_candidates(command, boot), _memories(boot, flags))
     ]
     checked = [(one, check_boot(boot.ranks, one.sizing, missing=one.memory.missing)) for one in tried]
     best, checks = max(checked, key=lambda one: (*_score(one[1]), -_distance(boot.ranks[0], one[0])))
-    sizing = best.sizing
-    notes += filter(None, (best.memory.note, *mismatch_notes(boot.ranks[0], sizing)))
+    booted = as_booted(best.sizing, boot.ranks[0])
+    notes += filter(None, (best.memory.note, *mismatch_notes(boot.ranks[0], best.sizing), *booted.notes))
     result = outcome(
-        sizing,
-        replace(command.line, deployment=flags),
-        workload_of(command.options, sizing),
+        booted.sizing,
+        replace(command.line, deployment=booted.sizing.flags),
+        workload_of(command.options, booted.sizing),
         machine_of=None,
     )
     return LogOutcome(
-        ranks=boot.ranks, slot_bytes=_slot_bytes(boot.ranks[0]), kv_bytes_per_token=_token_bytes(boot.ranks[0], flags.page_size or 1),
+        ranks=boot.ranks, slot_bytes=sum(slot_bytes(boot)), kv_bytes_per_token=token_bytes(boot, flags.page_size or 1),
         checks=checks if refused is None else (refused, *checks), explains=best.rules.name, notes=tuple(notes), outcome=result,
     )  # fmt: skip
 
@@ -97,7 +98,10 @@ def _memories(boot: LoggedBoot, flags: Deployment) -> tuple[_Memory, ...]:
     Versions differ: some measure after torch.distributed is set up, some before (the log of 2026-04 in
     tests/data/boot_logs.json is explained to 15 of 327,310 tokens by the latter only).
     """
+    own = None if boot.own is None else boot.own.free_bytes()
     before, after = least(boot.ranks, "load_begin_gb"), least(boot.ranks, "load_end_gb")
+    if own is not None:
+        before, after = (to_gib(size) for size in own)
     note = ""
     if before is None and after is not None and (weights := least(boot.ranks, "weights_gb")) is not None:
         before, note = (
@@ -114,7 +118,7 @@ def _memories(boot: LoggedBoot, flags: Deployment) -> tuple[_Memory, ...]:
         total = _pools_gib(boot.ranks[0])
         note = (
             ""
-            if kv_gib(boot.ranks[0])
+            if kv_gib(boot.ranks[0]) or boot.ranks[0].kv_tokens is not None
             else "the log has no KV size: what is planned divides the memory of its states alone"
         )
         return (_Memory(before_gib=total, after_gib=total, missing=missing, note=note),)
@@ -152,11 +156,13 @@ def _refused_pin(flags: Deployment, facts: BootFacts) -> LogCheck | None:
     )  # fmt: skip
 
 
-def _candidates(command: Command) -> tuple[EngineRules, ...]:
-    """The engine that was asked for, else the versions that print such a log."""
+def _candidates(command: Command, boot: LoggedBoot) -> tuple[EngineRules, ...]:
+    """The engine that was asked for, else the versions that print such a log; only twinpool prints its two tables."""
     if command.engine == "vllm":
         raise ConfigError("--boot-log reads logs of engines with two pools; a vLLM log has none of their lines.")
     asked = command.options.engine or command.line.engine
+    if asked is None and boot.own is not None:
+        return (TWINPOOL,)
     return (SGLANG, SGLANG_UNPADDED, TWINPOOL) if asked in (None, "sglang") else (command.rules,)
 
 
@@ -169,72 +175,23 @@ def _flags(command: Command, boot: LoggedBoot) -> Deployment:
         given.setdefault("page_size", 1)
     if facts.context_len is not None:
         given.setdefault("context_length", facts.context_len)
+    chunk = facts.chunked_prefill_size
+    if chunk is not None and (chunk == -1 or (chunk > 0 and chunk % _pages(given) == 0)):
+        given.setdefault("chunked_prefill_size", chunk)
+    if given.get("speculative_num_draft_tokens") and facts.max_running_requests is not None:
+        given.setdefault("max_running_requests", facts.max_running_requests * _workers(given))
     deployment = deployment_from(given)
     return replace(deployment, logged=deployment.given - command.flags.given)
 
 
-def _model(command: Command, boot: LoggedBoot, flags: Deployment, notes: list[str]) -> PlannedModel:
-    """As named, else as the log names it, else the two constants that can be read off the log."""
-    options = command.options
-    if options.state_bytes_per_slot is not None and options.kv_bytes_per_token is not None:
-        by_hand = planned_model(command)
-        slot = options.state_bytes_per_slot
-        parted = manual_model(
-            state_bytes_per_slot=slot, kv_bytes_per_token=options.kv_bytes_per_token,
-            context_len=by_hand.spec.context_len, conv_bytes_per_slot=_conv_bytes(boot.ranks[0], slot),
-        )  # fmt: skip
-        return replace(by_hand, spec=parted.spec)
-    if command.model is not None or options.state_bytes_per_slot is not None or options.kv_bytes_per_token is not None:
-        return planned_model(command)
-    if boot.model is not None:
-        try:
-            return find_model(boot.model)
-        except (ModelError, ConfigError):
-            notes.append(f"the log's model {boot.model} is not known here: its constants are read off the log")
-    facts = boot.ranks[0]
-    slot, token = _slot_bytes(facts), _token_bytes(facts, flags.page_size or 1)
-    if token is None or slot == 0:
-        lacks = "no KV size" if token is None else f"0.00 GiB for {facts.slots} slot{'s' * (facts.slots != 1)}"
-        raise ConfigError(
-            f"The boot log has {lacks}, so the model's constants cannot be read off it: name the model, or give "
-            "--kv-bytes-per-token and --state-bytes-per-slot."
-        )
-    notes.append("constants read off the log are as exact as its two decimals")
-    context = facts.context_len or flags.context_length
-    manual = manual_model(
-        state_bytes_per_slot=slot,
-        kv_bytes_per_token=token,
-        context_len=context,
-        conv_bytes_per_slot=_conv_bytes(facts, slot),
-    )
-    return replace(manual, name=facts.model_class or boot.model or "the log's model", source=LOG_CONSTANTS)
+def _pages(given: dict[str, Any]) -> int:
+    """Tokens that a chunk is a multiple of; where the log does not say the page, the largest that a model has of its own."""
+    return int(given.get("page_size") or 64) * int(given.get("dcp_size") or 1)
 
 
-def _as_long_as_logged(model: PlannedModel, facts: BootFacts, notes: list[str]) -> PlannedModel:
-    """A server that runs a longer context than its config.json (scaled positions) is taken at its word."""
-    logged, own = facts.context_len or 0, model.spec.context_len
-    if logged <= own:
-        return model
-    notes.append(f"the log's context of {logged:,} tokens is longer than the model's {own:,}")
-    return replace(model, spec=replace(model.spec, context_len=logged))
-
-
-def _slot_bytes(facts: BootFacts) -> int:
-    """Conv and ssm of one slot, from K + 1 of them, in whole float32 elements."""
-    return round(((facts.conv_gb or 0) + (facts.ssm_gb or 0)) * GIB / ((facts.slots or 0) + 1) / 4) * 4
-
-
-def _conv_bytes(facts: BootFacts, slot_bytes: int) -> int:
-    """The part of a slot that is convolution windows, by the log's two sizes."""
-    conv, ssm = facts.conv_gb or 0.0, facts.ssm_gb or 0.0
-    return round(slot_bytes * conv / (conv + ssm) / 4) * 4 if conv + ssm else 0
-
-
-def _token_bytes(facts: BootFacts, page_size: int) -> int | None:
-    sizes = [facts.kv_gb] if facts.kv_gb is not None else [facts.k_gb, facts.v_gb]
-    if facts.kv_tokens is None or any(size is None for size in sizes):
-        return None
-    return round(sum(size or 0.0 for size in sizes) * GIB / (facts.kv_tokens + page_size))
+def _workers(given: dict[str, Any]) -> int:
+    """Workers that the requests of a launch line are divided by."""
+    return int(given.get("dp_size") or 1) if given.get("enable_dp_attention") else 1
 
 
 def _sizing(model: PlannedModel, memory: _Memory, flags: Deployment, rules: EngineRules) -> Sizing:

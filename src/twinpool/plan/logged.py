@@ -1,4 +1,4 @@
-"""What a boot log says: facts of each rank, grouped by boot, and the flags that the engine printed at its start."""
+"""What a boot log says: facts of each rank, grouped by boot, and the flags that the engine printed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from twinpool.config.deployment import deployment_options
 from twinpool.config.field import options_of
 from twinpool.config.launch import deployment_from
 from twinpool.config.options import ServerOptions
+from twinpool.config.resolve import DEMO_NAME
 from twinpool.errors import ConfigError
+from twinpool.plan.own_log import OwnTables, read_own
 
 # Versions print the flags as the call of a class or as a dictionary.
 _ARGUMENTS = re.compile(r"server_args\s*[=:]\s*(?:ServerArgs\(|\{)")
@@ -24,11 +26,14 @@ _VALUE = r"(?P<value>'[^'\n]*'|\"[^\"\n]*\"|-?\d{1,15}(?:\.\d{1,15})?(?:e-?\d{1,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedBoot:
-    """ranks: facts of each rank that logged its pools; flags: fields of Deployment that server_args names; model: its path."""
+    """ranks: facts of each rank that logged its pools; flags: fields of Deployment that server_args or the Settings table names;
+    model: its path, or the demo's name; own: the tables of twinpool's own log, None in those of other engines.
+    """
 
     ranks: tuple[BootFacts, ...]
     flags: dict[str, Any]
     model: str | None
+    own: OwnTables | None = None
 
 
 def read_boots(text: str) -> tuple[LoggedBoot, ...]:
@@ -95,8 +100,17 @@ def _boots(text: str) -> Iterator[LoggedBoot]:
         segment = text[begin:end]
         if begin in starts:
             flags, model = _flags(segment.partition("\n")[0])
-        for ranks in _by_boot(bootlog.parse(segment)):
-            yield LoggedBoot(ranks=ranks, flags=flags, model=model)
+        for ranks, own in itertools.zip_longest(_by_boot(bootlog.parse(segment)), read_own(segment)):
+            if ranks is not None and own is not None:
+                yield _own_boot(ranks, own)
+            elif ranks is not None:
+                yield LoggedBoot(ranks=ranks, flags=flags, model=model)
+
+
+def _own_boot(ranks: tuple[BootFacts, ...], own: OwnTables) -> LoggedBoot:
+    """A boot of `twinpool serve`: its flags are those of its Settings table."""
+    values, model = _of_pools(own.flags())
+    return LoggedBoot(ranks=ranks, flags=values, model=model or DEMO_NAME, own=own)
 
 
 def _by_boot(facts: tuple[BootFacts, ...]) -> Iterator[tuple[BootFacts, ...]]:
@@ -115,20 +129,24 @@ def _by_boot(facts: tuple[BootFacts, ...]) -> Iterator[tuple[BootFacts, ...]]:
 
 
 def _flags(line: str) -> tuple[dict[str, Any], str | None]:
-    """(fields of Deployment, model path) that a server_args line names; what does not concern memory is left out.
-
-    Raises ConfigError for a value that no version takes, by the flag's name, and for flags that contradict each other.
-    """
-    server = {option.field for option in options_of(ServerOptions)}
+    """(fields of Deployment, model path) that a server_args line names."""
     values: dict[str, Any] = {}
     for option in deployment_options():
-        if option.field in server:
-            continue
         names = "|".join(sorted({name.lstrip("-").replace("-", "_") for name in (option.name, *option.flag.aliases)}))
         found = re.search(rf"\b(?:{names})['\"]?\s*[=:]\s*{_VALUE}", line)
         value = _literal(found["value"], option.kind) if found else None
         if value is not None:
             values[option.field] = value
+    return _of_pools(values)
+
+
+def _of_pools(values: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """(values, model path) without what does not concern memory.
+
+    Raises ConfigError for a value that no version takes, by the flag's name, and for flags that contradict each other.
+    """
+    server = {option.field for option in options_of(ServerOptions)}
+    values = {name: value for name, value in values.items() if name not in server}
     model = values.pop("model_path", None)
     for private in ("tokenizer_path", "served_model_name", "chat_template", "revision", "random_seed"):
         values.pop(private, None)

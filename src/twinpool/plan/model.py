@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from twinpool.config.resolve import DEMO_NAME
 from twinpool.errors import ConfigError, ModelError
-from twinpool.models.builtin import BuiltinModel, builtin_models, find_builtin
+from twinpool.models.builtin import DEMO_FOLDER, BuiltinModel, builtin_models, find_builtin
 from twinpool.models.config_file import read_config_file
 from twinpool.models.hub import QUANTISATION_FILE, fetch_config
 from twinpool.models.shapes import LayerSpec, StateShapes
@@ -38,13 +39,16 @@ class PlannedModel:
 
 
 def find_model(name: str, *, revision: str | None = None) -> PlannedModel:
-    """A folder or file if there is one of that name, else a built-in shape, else a hub id (only its config is fetched).
+    """A folder or file if there is one of that name, else the demo model or a built-in shape, else a hub id (only its config is
+    fetched).
 
     revision: of a hub id; asks the hub even if the shape is built in. Raises ModelError.
     """
     path = _existing(name)
     if path is not None:
         return _from_path(path)
+    if name == DEMO_NAME:
+        return replace(_from_path(DEMO_FOLDER), source="the model that ships with twinpool")
     builtin, known = _builtin(name) if revision is None else (None, "")
     if builtin is not None:
         of = "" if known.startswith(builtin.name) else f" of {builtin.name}"

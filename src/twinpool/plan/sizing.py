@@ -71,13 +71,13 @@ def size(model: PlannedModel, machine: Machine, flags: Deployment, rules: Engine
     resolved = resolve(
         replace(flags, dp_size=_dp(flags, rules)), model.spec, DeviceFacts(_capacity_bytes(machine), kind), rules=rules
     )
-    if machine.pools_only:
+    if machine.pools_only and flags.mem_fraction_static is None:
         origins = {**resolved.origins, "mem_fraction_static": "derived"}
         resolved = replace(resolved, mem_fraction_static=1.0, origins=origins)
     keeps_drafts = not (flags.enable_linear_replayssm_spec or flags.disaggregation_mode == "prefill")
     request = memory_request(
         model.spec,
-        resolved,
+        replace(resolved, mem_fraction_static=1.0) if machine.pools_only else resolved,
         pre_load_bytes=machine.pre_load_bytes,
         available_bytes=machine.available_bytes,
         rules=rules,

@@ -96,6 +96,8 @@ def test_workers_of_data_parallel_attention_have_a_pool_each() -> None:
                 "no number of ranks up to 64 and no state dtype gives Qwen3.5-9B the log's states: the log is probably of "
                 "another model",
                 "no number of ranks up to 64 and no KV dtype gives Qwen3.5-9B the log's bytes of a token",
+                "flags and the memory that its pools took give 374 slots: the plan below starts from the log's 124 slots, as if "
+                "pinned",
             ),
         ),
     ],

@@ -11,7 +11,7 @@ import pytest
 from twinpool import bootlog
 from twinpool.bootlog import BootFacts
 from twinpool.errors import ModelError
-from twinpool.plan import log_plan
+from twinpool.plan import log_model
 from twinpool.plan.command import read_command
 from twinpool.plan.log_line import DIFFERS, EQUAL, UNKNOWN
 from twinpool.plan.log_plan import LogOutcome, plan_log
@@ -97,7 +97,7 @@ def model_of(vector: dict[str, Any]) -> PlannedModel:
 
 
 def outcome_of(vector: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> LogOutcome:
-    monkeypatch.setattr(log_plan, "find_model", lambda _: model_of(vector))
+    monkeypatch.setattr(log_model, "find_model", lambda _: model_of(vector))
     (boot,) = plan_log(read_command(["--boot-log", "-"], usage=""), log_of(vector))
     return boot
 
@@ -156,7 +156,7 @@ def test_without_a_model_the_constants_are_read_off_the_log(name: str, monkeypat
     def unknown(_: str) -> PlannedModel:
         raise ModelError("it is not known")
 
-    monkeypatch.setattr(log_plan, "find_model", unknown)
+    monkeypatch.setattr(log_model, "find_model", unknown)
     (boot,) = plan_log(read_command(["--boot-log", "-"], usage=""), log_of(vector))
     slot = vector["conv_bytes_slot"] + vector["ssm_bytes_slot"]
     assert boot.slot_bytes == pytest.approx(slot, abs=0.01 * GIB / (vector["slots"] + 1))
@@ -202,7 +202,7 @@ def test_a_log_without_the_kv_size_says_what_its_plan_lacks(monkeypatch: pytest.
 def test_advice_on_a_log_without_free_memory_divides_all_that_its_pools_took(monkeypatch: pytest.MonkeyPatch) -> None:
     """No share of the pools is slack, and what fraction of the device they were is not known, so none is pasted."""
     vector = VECTORS["Qwen3.6-27B-FP8"]
-    monkeypatch.setattr(log_plan, "find_model", lambda _: model_of(vector))
+    monkeypatch.setattr(log_model, "find_model", lambda _: model_of(vector))
     asked = ["--boot-log", "-", "--running", "16", "--tokens-per-request", "20000", "--idle-sessions", "50"]
     (boot,) = plan_log(read_command(asked, usage=""), log_of(vector))
     outcome = boot.outcome

@@ -335,8 +335,15 @@ def test_flags_that_contradict_each_other_are_refused_by_name() -> None:
         read_boots(text)
 
 
-def test_a_pool_that_rounds_to_nothing_needs_a_model() -> None:
+def test_a_pool_that_rounds_to_nothing_is_the_most_that_its_size_can_be() -> None:
     text = printed(PUBLIC[1][1], {**PUBLIC[1][2], "conv_gb": "0.00", "slots": 1})
-    assert "0.00 GiB for 1 slot" in refusal(text)
+    (boot,) = plan_log(read_command(["--boot-log", "-"], usage=""), text)
+    assert boot.notes[0] == (
+        "the log's states are less than its two decimals show: a slot is taken as 2.56 MiB, the most it can be"
+    )
+    assert "1 slot: S = 1, and the plan below is with --disable-radix-cache" in boot.notes
+    ledger = boot.outcome.sizing.ledger
+    assert ledger is not None
+    assert (ledger.max_mamba_cache_size, ledger.kv_tokens) == (1, 473_854)
     (boot,) = plan_log(read_command(["--boot-log", "-", "LFM2-1.2B"], usage=""), text)
     assert boot.slot_bytes == 0
