@@ -87,20 +87,20 @@ HOST_STATES = (
 )
 HOST_SHARED = (
     "Allocating {host_gb:.2f} GB host memory for KV and states together: at most {host_tokens:d} tokens or "
-    "{host_slots:d} states, no fixed split."
+    "{host_states}, no fixed split."
 )
 HOST_COVER = (
-    "HiCache covers {together:d} sessions of {context_tokens:d} tokens, each with its state ({by_kv:d} by KV alone, "
+    "HiCache covers {together} of {context_tokens:d} tokens, each with its state ({by_kv:d} by KV alone, "
     "{by_states:d} by states alone); the device holds {device_sessions:d}."
 )
 HOST_FEW_TOKENS = (
     "HiCache host KV pool ({host_tokens:d} tokens) is smaller than the device pool ({device_tokens:d} tokens)"
 )
-HOST_FEW_STATES = "HiCache host state pool ({host_slots:d} states) is too small for the KV beside it"
+HOST_FEW_STATES = "HiCache host state pool ({host_states}) is too small for the KV beside it"
 HOST_FEW_BYTES = "HiCache host memory ({host_gb:.2f} GB) is too small for copies of both device pools"
 HOST_TOO_SMALL = (
-    "{what}: it covers {together:d} sessions of {context_tokens:d} tokens and the device holds {device_sessions:d}, "
-    "so hardly any outlives the device; raise --hicache-size{or_quota}."
+    "{what}: it covers {together} of {context_tokens:d} tokens and the device holds {device_sessions:d}, so hardly any outlives the "
+    "device. {advice}"
 )
 DISK = "HiCache storage in {path}: {segments} of all models, {used} of {limit}."
 _DIST_END = "Init torch distributed ends. elapsed={dist_s:.2f} s, mem usage={dist_gb:.2f} GB"

@@ -26,7 +26,9 @@ from twinpool.bootlines import (
     Line,
     found_lines,
 )
+from twinpool.config.resolve import Resolved
 from twinpool.memory.host import HostArena
+from twinpool.memory.host_advice import HostMemory, cover_advice
 from twinpool.memory.host_cover import balanced_context_tokens, host_cover
 from twinpool.memory.ledger import Ledger
 from twinpool.tables import table_text
@@ -178,19 +180,22 @@ def tree_line(*, hybrid_ssm: bool, hicache_attached: bool = False) -> str:
     )
 
 
-def host_lines(arena: HostArena, ledger: Ledger) -> tuple[str, ...]:
+def host_lines(arena: HostArena, ledger: Ledger, *, context_len: int) -> tuple[str, ...]:
     """What the host tier takes, and for how many sessions that is enough (reference 2.1).
 
-    The sessions are of the context at which the device's own two pools hold the same number of them.
+    The sessions are of the length of host_cover.balanced_context_tokens.
     """
     host_tokens = arena.most_pages * ledger.page_size
-    cover = host_cover(arena, page_size=ledger.page_size, context_tokens=balanced_context_tokens(ledger))
+    context_tokens = balanced_context_tokens(ledger, context_len=context_len)
+    cover = host_cover(arena, page_size=ledger.page_size, context_tokens=context_tokens)
     covered = HOST_COVER.format(
-        together=cover.together, context_tokens=cover.context_tokens, by_kv=cover.by_kv, by_states=cover.by_states,
+        together=_number(cover.together, "session"), context_tokens=cover.context_tokens, by_kv=cover.by_kv, by_states=cover.by_states,
         device_sessions=ledger.max_mamba_cache_size,
     )  # fmt: skip
     if not arena.has_quota:
-        taken = HOST_SHARED.format(host_gb=arena.total_bytes / GB, host_tokens=host_tokens, host_slots=arena.most_slots)
+        taken = HOST_SHARED.format(
+            host_gb=arena.total_bytes / GB, host_tokens=host_tokens, host_states=_number(arena.most_slots, "state")
+        )
         return taken, covered
     state_bytes = arena.most_slots * arena.slot_bytes
     return (
@@ -201,22 +206,28 @@ def host_lines(arena: HostArena, ledger: Ledger) -> tuple[str, ...]:
     )
 
 
-def host_warnings(arena: HostArena, ledger: Ledger) -> tuple[str, ...]:
-    """A sentence when the host tier covers no more sessions than the device itself (reference 5.1), else nothing."""
-    cover = host_cover(arena, page_size=ledger.page_size, context_tokens=balanced_context_tokens(ledger))
+def _number(number: int, noun: str) -> str:
+    """As units.count, with plain digits as in every line of the boot."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def host_warnings(arena: HostArena, ledger: Ledger, *, resolved: Resolved, memory: HostMemory) -> tuple[str, ...]:
+    """What to do when the host tier covers no more sessions than the device itself (reference 5.1), else nothing."""
+    context_tokens = balanced_context_tokens(ledger, context_len=resolved.context_len)
+    cover = host_cover(arena, page_size=ledger.page_size, context_tokens=context_tokens)
     if cover.together > ledger.max_mamba_cache_size:
         return ()
     host_tokens = arena.most_pages * ledger.page_size
-    if host_tokens <= ledger.kv_tokens:
+    if arena.has_quota and cover.by_states < cover.by_kv:
+        what = HOST_FEW_STATES.format(host_states=_number(arena.most_slots, "state"))
+    elif host_tokens <= ledger.kv_tokens:
         what = HOST_FEW_TOKENS.format(host_tokens=host_tokens, device_tokens=ledger.kv_tokens)
-    elif arena.has_quota:
-        what = HOST_FEW_STATES.format(host_slots=arena.most_slots)
     else:
         what = HOST_FEW_BYTES.format(host_gb=arena.total_bytes / GB)
     warning = HOST_TOO_SMALL.format(
-        what=what,
-        together=cover.together, context_tokens=cover.context_tokens, device_sessions=ledger.max_mamba_cache_size,
-        or_quota=" or leave --hicache-mamba-size-gb out" if arena.has_quota else "",
+        what=what, together=_number(cover.together, "session"), context_tokens=context_tokens,
+        device_sessions=ledger.max_mamba_cache_size,
+        advice=cover_advice(arena, ledger, resolved, memory, context_tokens=context_tokens),
     )  # fmt: skip
     return (warning,)
 

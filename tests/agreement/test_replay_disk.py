@@ -84,7 +84,7 @@ class PromptDisk(DiskTier):
 def replayed(llm: LLM, told: base.Told, *, skip: bool) -> tuple[list[object], Run]:
     """The same conversations through replay, over a disk without files."""
     facts, clock, said = llm.engine.facts, VirtualClock(), talks()
-    host = host_arena(facts.resolved, facts.ledger, available_bytes=None)
+    host = host_arena(facts.resolved, facts.ledger, memory=None)
     fingerprint = disk_fingerprint(
         facts.resolved, model=facts.model_name, ranks=1, page_bytes=host.page_bytes, slot_bytes=host.slot_bytes
     )

@@ -47,7 +47,7 @@ def replayed(llm: LLM, told: base.Told, *, skip: bool) -> tuple[list[object], Ru
     facts = llm.engine.facts
     talks = base.scripts()
     clock = VirtualClock()
-    host = host_arena(facts.resolved, facts.ledger, available_bytes=None)
+    host = host_arena(facts.resolved, facts.ledger, memory=None)
     replay = Replay(
         scheduler=build_scheduler(facts.resolved, facts.ledger, clock=clock, host=host), clock=clock, tokens=base.SaidTokens(told),
         traffic=base.LoopTurns(base.said_sessions(talks, told), talks), cost=None, skip=skip,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from twinpool.errors import ConfigError
-from twinpool.replay.command import ReplayCommand, read_replay, write_report
+from twinpool.replay.command import ReplayCommand, check_idle, read_replay, write_report
 from twinpool.replay.options import ReplayOptions, disk_link
 from twinpool.replay.outcome import Outcome, first_refused
 
@@ -43,6 +43,7 @@ def _replay(command: ReplayCommand) -> int:
     options = command.options
     if options.records and not options.json:
         raise ConfigError("--records adds requests to the JSON: give --json with it.")
+    check_idle(command)
     outcome = _outcome(command)
     if options.strict and outcome.result.counts.refused:
         raise ConfigError(f"{first_refused(outcome.result)}; without --strict it is counted as refused.")

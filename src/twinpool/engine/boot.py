@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from twinpool import bootlog
 from twinpool.clock import Clock, WallClock
+from twinpool.config.idle import given_fields, idle_flags
 from twinpool.config.options import ServeOptions
 from twinpool.config.resolve import DeviceFacts, Resolved, resolve
 from twinpool.engine import checkpoint, host
@@ -26,6 +27,7 @@ from twinpool.engine.text import Tokenizer
 from twinpool.errors import ConfigError, ModelError
 from twinpool.memory.budget import plan_memory
 from twinpool.memory.host import HostArena
+from twinpool.memory.host_advice import HostMemory
 from twinpool.memory.host_budget import host_arena
 from twinpool.memory.inputs import memory_request
 from twinpool.memory.ledger import Ledger
@@ -50,17 +52,10 @@ def boot_engine(options: ServeOptions, *, poison_freed: bool = False, clock: Clo
     pre_load_bytes = options.device_memory_bytes or free_bytes(ranks=options.tp_size)
     resolved = resolve(options, spec, DeviceFacts(pre_load_bytes))
     check_disk(resolved, memory_request(spec, resolved, pre_load_bytes=pre_load_bytes, available_bytes=pre_load_bytes))
+    check_kv_dtype(resolved)
+    resolved = replace(resolved, warnings=_early_warnings(options, resolved, spec))
     for warning in resolved.warnings:
         log.warning(warning)
-    check_kv_dtype(resolved)
-    if resolved.kv_cache_dtype == "fp8_e4m3" and spec.n_attention_layers:
-        log.warning(
-            "Keys and values are kept in fp8_e4m3 without scales (1.0 for all of them): compare answers on your own tasks."
-        )
-    if native is None:
-        log.warning(
-            "The compiled kernels are not there, so torch does their work, slowly: install a C++ compiler, then twinpool again."
-        )
     tokenizer = _load_tokenizer(resolved, folder)
     ranks = Ranks(resolved.tp_size) if resolved.tp_size > 1 else None
     try:
@@ -72,6 +67,27 @@ def boot_engine(options: ServeOptions, *, poison_freed: bool = False, clock: Clo
         if ranks is not None:
             ranks.close()
         raise
+
+
+def _early_warnings(options: ServeOptions, resolved: Resolved, spec: ModelSpec) -> tuple[str, ...]:
+    """What there is to warn about before anything is loaded."""
+    found = [*resolved.warnings, *idle_flags(options, among=given_fields(options))]
+    if resolved.kv_cache_dtype == "fp8_e4m3" and spec.n_attention_layers:
+        found.append(
+            "Keys and values are kept in fp8_e4m3 without scales (1.0 for all of them): compare answers on your own tasks."
+        )
+    if native is None:
+        found.append(
+            "The compiled kernels are not there, so torch does their work, slowly: install a C++ compiler, then twinpool again."
+        )
+    threads = _all_threads(resolved)
+    if threads < resolved.tp_size:
+        of = "--threads" if resolved.threads else "cores"
+        found.append(
+            f"--tp-size {resolved.tp_size} starts more ranks than there are {of} ({threads}), and in every layer each waits for all "
+            f"others: use at most {threads}."
+        )
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +116,12 @@ def _build(parts: _Parts, pre_load_bytes: int, ranks: Ranks | None) -> Engine:
     loaded = load_rank(parts.folder, resolved, pre_load_bytes=pre_load_bytes, rank=0, say=say)
     available_bytes = loaded.available_bytes if ranks is None else agree(ranks, resolved, loaded)
     ledger = plan_memory(memory_request(spec, resolved, pre_load_bytes=pre_load_bytes, available_bytes=available_bytes))
-    tier = _host_tier(resolved, ledger)
+    tier, tier_warnings = _host_tier(resolved, ledger)
     memory = allocate(spec, resolved, ledger, tier)
     disk = open_disk_tier(resolved, memory.arena, parts.folder)
     facts = EngineFacts(
         options=parts.options,
-        resolved=resolved,
+        resolved=replace(resolved, warnings=(*resolved.warnings, *ledger.warnings, *tier_warnings)),
         ledger=ledger,
         spec=spec,
         model_name=resolved.served_model_name,
@@ -113,7 +129,7 @@ def _build(parts: _Parts, pre_load_bytes: int, ranks: Ranks | None) -> Engine:
         weight_bytes=loaded.model.weight_bytes,
         startup_available_bytes=available_bytes,
     )
-    _log_pools(facts, memory.arena.total_bytes, tier)
+    _log_pools(facts, memory.arena.total_bytes, tier, tier_warnings)
     if disk is not None:
         _log_disk(disk)
     store: Store | None = disk.put if disk is not None else None
@@ -146,15 +162,12 @@ def _build(parts: _Parts, pre_load_bytes: int, ranks: Ranks | None) -> Engine:
 
 
 def _threads_of_rank(resolved: Resolved) -> int:
-    """An equal part of the threads, one at least; says so when there are fewer threads than ranks."""
-    whole = resolved.threads or host.usable_cores()
-    if whole < resolved.tp_size:
-        of = "--threads" if resolved.threads else "cores"
-        log.warning(
-            "--tp-size %d starts more ranks than there are %s (%d), and in every layer each waits for all others: use at most %d.",
-            resolved.tp_size, of, whole, whole,
-        )  # fmt: skip
-    return max(1, whole // resolved.tp_size)
+    """An equal part of the threads, one at least."""
+    return max(1, _all_threads(resolved) // resolved.tp_size)
+
+
+def _all_threads(resolved: Resolved) -> int:
+    return resolved.threads or host.usable_cores()
 
 
 def _rank_log(resolved: Resolved) -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
@@ -175,17 +188,15 @@ def _load_tokenizer(resolved: Resolved, folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def _host_tier(resolved: Resolved, ledger: Ledger) -> HostArena | None:
-    """Host memory for evicted prefixes, if it is asked for, out of what the host will have left."""
-    available_bytes = free_bytes(ranks=resolved.tp_size)
-    if resolved.device == "cpu":
-        # The device's pools lie in the same memory and are handed out when they are written, so nobody has counted them.
-        pools = ledger.conv_pool_bytes + ledger.ssm_pool_bytes + ledger.extra_pool_bytes + ledger.kv_pool_bytes
-        available_bytes = max(0, available_bytes - pools)
-    return host_arena(resolved, ledger, available_bytes=available_bytes)
+def _host_tier(resolved: Resolved, ledger: Ledger) -> tuple[HostArena | None, tuple[str, ...]]:
+    """(host memory for evicted prefixes, if it is asked for, out of what the host will have left; warnings about it)."""
+    # On a CPU the pools lie in the same memory and are handed out when they are written, so nobody has counted them.
+    memory = HostMemory(free_bytes=free_bytes(ranks=resolved.tp_size), pools_inside=resolved.device == "cpu")
+    tier = host_arena(resolved, ledger, memory=memory)
+    return tier, () if tier is None else bootlog.host_warnings(tier, ledger, resolved=resolved, memory=memory)
 
 
-def _log_pools(facts: EngineFacts, arena_bytes: int, tier: HostArena | None) -> None:
+def _log_pools(facts: EngineFacts, arena_bytes: int, tier: HostArena | None, tier_warnings: tuple[str, ...]) -> None:
     """The lines after the weights, then our two tables: every value with its origin, and every byte with its."""
     resolved, ledger, log = facts.resolved, facts.ledger, _rank_log(facts.resolved)
     # The pools are zero pages that the system hands out when they are first written: what they will take is taken off.
@@ -208,14 +219,10 @@ def _log_pools(facts: EngineFacts, arena_bytes: int, tier: HostArena | None) -> 
         )
     )
     if tier is not None:
-        _log_host(tier, ledger)
-    elif idle := [
-        name for name in resolved.origins if name.startswith("hicache_") and resolved.origins[name] == "flag"
-    ]:
-        given = ", ".join("--" + name.replace("_", "-") for name in idle)
-        log.warning(
-            "There is no host tier, so %s does nothing: give --enable-hierarchical-cache, too, or leave it out.", given
-        )
+        for line in bootlog.host_lines(tier, ledger, context_len=resolved.context_len):
+            log.info(line)
+    for warning in tier_warnings:
+        log.warning(warning)
     log.info("Settings\n%s", bootlog.values_table(resolved.rows()))
     log.info("Memory\n%s", bootlog.ledger_table(ledger, host=_host_row(tier, resolved)))
 
@@ -231,14 +238,6 @@ def _log_disk(disk: DiskTier) -> None:
             limit_bytes=found.limit_bytes,
         )
     )
-
-
-def _log_host(tier: HostArena, ledger: Ledger) -> None:
-    """What the host tier takes and covers, and whether that is worth having."""
-    for line in bootlog.host_lines(tier, ledger):
-        log.info(line)
-    for warning in bootlog.host_warnings(tier, ledger):
-        log.warning(warning)
 
 
 def _host_row(tier: HostArena | None, resolved: Resolved) -> tuple[int, str] | None:

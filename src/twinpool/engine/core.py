@@ -357,7 +357,9 @@ class Engine:
 
     def cover_host(self) -> HostCover | None:
         """How many idle sessions the host tier holds, as at boot; None without one; from any thread."""
-        return self._host.cover(self.facts.ledger) if self._host is not None else None
+        return (
+            self._host.cover(self.facts.ledger, context_len=self.facts.context_len) if self._host is not None else None
+        )
 
     def view_disk(self) -> DiskCounts | None:
         """The disk tier now, None without one; from any thread."""

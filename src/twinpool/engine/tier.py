@@ -64,9 +64,9 @@ class HostWatch:
             totals=replace(totals),
         )
 
-    def cover(self, ledger: Ledger) -> HostCover:
-        """Sessions that fit an empty arena, of the context at which the device's two pools hold the same number of them."""
-        context_tokens = balanced_context_tokens(ledger)
+    def cover(self, ledger: Ledger, *, context_len: int) -> HostCover:
+        """Sessions that fit an empty arena, of the length of host_cover.balanced_context_tokens."""
+        context_tokens = balanced_context_tokens(ledger, context_len=context_len)
         return host_cover(self._tier.arena, page_size=self._page_size, context_tokens=context_tokens)
 
     def check(self) -> None:

@@ -135,6 +135,11 @@ class HostArena:
         return (self.n_chunks if self._slots.limit is None else self._slots.limit) * self._slots.per_chunk
 
     @property
+    def slots_per_chunk(self) -> int:
+        """States in a chunk of states."""
+        return self._slots.per_chunk
+
+    @property
     def has_quota(self) -> bool:
         """Whether chunks of KV never become states' and the other way round."""
         return self._slots.limit is not None

@@ -5,22 +5,22 @@ from __future__ import annotations
 from twinpool.config.resolve import Resolved
 from twinpool.errors import MemoryRefusal
 from twinpool.memory.host import HostArena
+from twinpool.memory.host_advice import DEFAULT_RATIO, HELD_BACK_SHARE, HostMemory, fit_advice, pools_bytes
 from twinpool.memory.ledger import Ledger
-from twinpool.units import GB, GIB, as_gb, format_bytes
+from twinpool.units import GB, GIB, as_gb, ceil_div, format_bytes
 
-DEFAULT_RATIO = 2.0
-HELD_BACK_BYTES, HELD_BACK_SHARE = 10 * GIB, 0.2  # of the host's memory for everything else: the less of the two
+HELD_BACK_BYTES = 10 * GIB  # for everything else: that, or HELD_BACK_SHARE of the host's memory, the less of the two
 
 
-def host_arena(resolved: Resolved, ledger: Ledger, *, available_bytes: int | None) -> HostArena | None:
-    """The arena of a rank, or None without --enable-hierarchical-cache. available_bytes: of the host; None: not checked.
+def host_arena(resolved: Resolved, ledger: Ledger, *, memory: HostMemory | None) -> HostArena | None:
+    """The arena of a rank, or None without --enable-hierarchical-cache. memory: of the host; None: not checked.
 
     Raises MemoryRefusal when the host has less than was asked for, or too little for one page and one state.
     """
     if not resolved.enable_hierarchical_cache:
         return None
     slot_bytes = ledger.slot_bytes + ledger.extra_pool_bytes // max(1, ledger.max_mamba_cache_size + 1)
-    total = _total_bytes(resolved, ledger, available_bytes)
+    total = _total_bytes(resolved, ledger, memory)
     max_slots = None
     if resolved.hicache_mamba_size_gb is not None:
         max_slots = int(resolved.hicache_mamba_size_gb * GB) // slot_bytes
@@ -33,15 +33,20 @@ def host_arena(resolved: Resolved, ledger: Ledger, *, available_bytes: int | Non
             f"{arena.most_pages} KV pages, and at least one of each is needed: give between {as_gb(slot_bytes)} and "
             f"{as_gb(slot_bytes * (arena.n_chunks - 1))}, or leave it out."
         )
+    least = 2 * arena.chunk_bytes
+    flag, value = "--hicache-size", as_gb(least)
+    if not resolved.hicache_size and resolved.hicache_ratio is not None:
+        flag, value = "--hicache-ratio", f"{ceil_div(least * 10**6, pools_bytes(ledger)) / 10**6:.6f}"
     raise MemoryRefusal(
-        f"The host tier has {format_bytes(total)} and needs room for a page and a state, {format_bytes(2 * arena.chunk_bytes)}: "
-        f"raise --hicache-size to at least {as_gb(2 * arena.chunk_bytes)}."
+        f"The host tier has {format_bytes(total)} and needs room for a page and a state, {format_bytes(least)}: "
+        f"raise {flag} to at least {value}."
     )
 
 
-def _total_bytes(resolved: Resolved, ledger: Ledger, available_bytes: int | None) -> int:
+def _total_bytes(resolved: Resolved, ledger: Ledger, memory: HostMemory | None) -> int:
     """By size, by ratio, or twice the device's pools as far as the host allows it."""
-    pools = ledger.conv_pool_bytes + ledger.ssm_pool_bytes + ledger.extra_pool_bytes + ledger.kv_pool_bytes
+    pools = pools_bytes(ledger)
+    available_bytes = None if memory is None else memory.beside(ledger)
     if resolved.hicache_size:
         wanted = int(resolved.hicache_size * GB)
     elif resolved.hicache_ratio is not None:
@@ -52,9 +57,10 @@ def _total_bytes(resolved: Resolved, ledger: Ledger, available_bytes: int | None
             return wanted
         held_back = min(HELD_BACK_BYTES, int(available_bytes * HELD_BACK_SHARE))
         return min(wanted, int((available_bytes - held_back) * resolved.hicache_host_memory_fraction))
-    if available_bytes is not None and wanted > available_bytes:
+    if memory is not None and available_bytes is not None and wanted > available_bytes:
         raise MemoryRefusal(
             f"Not enough host memory available. Requesting {wanted / GB:.2f} GB but only have {available_bytes / GB:.2f} GB "
-            "free. Please reduce the size of the hierarchical cache (--hicache-size, --hicache-ratio)."
+            "free. Please reduce the size of the hierarchical cache: "
+            f"{fit_advice(resolved, ledger, memory, wanted_bytes=wanted)}."
         )
     return wanted

@@ -24,9 +24,12 @@ class HostCover:
     together: int
 
 
-def balanced_context_tokens(ledger: Ledger) -> int:
-    """Tokens of an idle session at which both pools of the device hold the same number of them: KV tokens over slots."""
-    return ledger.kv_tokens // max(1, ledger.max_mamba_cache_size)
+def balanced_context_tokens(ledger: Ledger, *, context_len: int) -> int:
+    """Tokens of an idle session at which both pools of the device hold the same number of them: KV tokens over slots.
+
+    At most `context_len`, the longest there can be: past it, slots alone limit the sessions that the device holds.
+    """
+    return min(context_len, ledger.logical_tokens // max(1, ledger.max_mamba_cache_size))
 
 
 def host_cover(arena: HostArena, *, page_size: int, context_tokens: int, states: int = 1) -> HostCover:
@@ -49,6 +52,14 @@ def host_bytes_for(arena: HostArena, sessions: int, *, page_size: int, context_t
     return ceil(sessions * _chunks_a_session(arena, pages=pages, states=states)) * arena.chunk_bytes
 
 
+def quota_chunks_for(arena: HostArena, sessions: int, *, page_size: int, context_tokens: int) -> tuple[int, int]:
+    """(chunks of KV, chunks of states) that so many of these sessions take with a state each, where each kind keeps to its own."""
+    pages = ceil_div(context_tokens, page_size) if arena.page_bytes else 0
+    return ceil_div(sessions * pages, arena.chunk_bytes // max(1, arena.page_bytes)), ceil_div(
+        sessions, arena.slots_per_chunk
+    )
+
+
 def _chunks_a_session(arena: HostArena, *, pages: int, states: int) -> Fraction:
     pages_per_chunk = arena.chunk_bytes // arena.page_bytes if pages else 1
-    return Fraction(pages, pages_per_chunk) + Fraction(states, arena.chunk_bytes // arena.slot_bytes)
+    return Fraction(pages, pages_per_chunk) + Fraction(states, arena.slots_per_chunk)

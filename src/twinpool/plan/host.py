@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from twinpool.errors import MemoryRefusal
 from twinpool.memory.host import HostArena
 from twinpool.memory.host_budget import host_arena
-from twinpool.memory.host_cover import HostCover, host_bytes_for, host_cover
+from twinpool.memory.host_cover import HostCover, balanced_context_tokens, host_bytes_for, host_cover
 from twinpool.memory.ledger import Ledger
 from twinpool.plan.sizing import Sizing
 from twinpool.plan.workload import Workload
@@ -47,12 +47,12 @@ def host_plan(sizing: Sizing, workload: Workload | None) -> HostPlan | None:
     ledger, resolved, request = sizing.ledger, sizing.resolved, sizing.request
     if ledger is None or not resolved.enable_hierarchical_cache:
         return None
-    context_tokens = ledger.logical_tokens // max(1, ledger.max_mamba_cache_size)
+    context_tokens = balanced_context_tokens(ledger, context_len=resolved.context_len)
     states = 1
     if workload is not None:
         context_tokens, states = workload.tokens_per_request, workload.checkpoints_per_session
     try:
-        arena = host_arena(resolved, ledger, available_bytes=None)
+        arena = host_arena(resolved, ledger, memory=None)
     except MemoryRefusal as error:
         return HostPlan(
             total_bytes=0, write_policy=resolved.hicache_write_policy, context_tokens=context_tokens, states=states, auto=None,

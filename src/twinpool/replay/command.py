@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from twinpool.config import command_line
 from twinpool.config.deployment import deployment_options
 from twinpool.config.field import options_of
+from twinpool.config.idle import idle_flags
 from twinpool.errors import ConfigError
 from twinpool.plan.command import chosen, command_of, launch_flags_footer, parts
 from twinpool.plan.options import PlanOptions
@@ -22,12 +23,15 @@ PROG = "twinpool replay"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayCommand:
-    """options: of replay; trace: its file; sizing: the machine, as the planner sizes it; calibration: of times."""
+    """options: of replay; trace: its file; sizing: the machine, as the planner sizes it; calibration: of times. direct: fields of
+    Deployment that were given beside a launch line.
+    """
 
     options: ReplayOptions
     trace: str
     sizing: Sizing
     calibration: Calibration
+    direct: frozenset[str]
 
 
 def read_replay(argv: Sequence[str], *, usage: str, owner: type[ReplayOptions] = ReplayOptions) -> ReplayCommand:
@@ -52,11 +56,24 @@ def read_replay(argv: Sequence[str], *, usage: str, owner: type[ReplayOptions] =
     if len(names) > 2:
         raise ConfigError(f"'{names[2]}' is one word too many: there are TRACE and MODEL.")
     shared = chosen(chosen(values, options), [option for option in options_of(PlanOptions) if option.field != "json"])
-    command = command_of(
-        PlanOptions(**shared), chosen(values, line_options), models=names[1:], launch_words=launch_words
-    )
-    calibration = read_calibration(Path(found.calibration)) if found.calibration else Calibration()
-    return ReplayCommand(options=found, trace=names[0], sizing=sizing_of(command), calibration=calibration)
+    direct = chosen(values, line_options)
+    command = command_of(PlanOptions(**shared), direct, models=names[1:], launch_words=launch_words)
+    return ReplayCommand(
+        options=found, trace=names[0], sizing=sizing_of(command), direct=frozenset(direct),
+        calibration=read_calibration(Path(found.calibration)) if found.calibration else Calibration(),
+    )  # fmt: skip
+
+
+def check_idle(command: ReplayCommand, *, set_elsewhere: Set[str] = frozenset()) -> None:
+    """Raise ConfigError for a flag of the host tier that would do nothing: whoever gave it believes in another machine. A pasted line may
+    have them. set_elsewhere: fields that a sweep sets.
+    """
+    for why in idle_flags(command.sizing.flags, among=command.direct, set_elsewhere=set_elsewhere):
+        raise ConfigError(why)
+    if "hicache_host_memory_fraction" in command.direct:
+        raise ConfigError(
+            "--hicache-host-memory-fraction does nothing in a replay, which does not know the host's memory: give --hicache-size instead."
+        )
 
 
 def _check_place(flag: str, path: Path) -> None:

@@ -34,7 +34,7 @@ def arena_of(sizing: Sizing) -> HostArena | None:
     """One rank's host tier, empty; None without one. Raises MemoryRefusal when it is too small; the host's own memory is not known."""
     if sizing.ledger is None:
         return None
-    return host_arena(sizing.resolved, sizing.ledger, available_bytes=None)
+    return host_arena(sizing.resolved, sizing.ledger, memory=None)
 
 
 def disk_of(sizing: Sizing, clock: Clock, link: DiskLink) -> SimDisk | None:

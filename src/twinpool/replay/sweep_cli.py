@@ -14,12 +14,13 @@ from twinpool.config import command_line
 from twinpool.config.field import Flag, options_of
 from twinpool.errors import ConfigError, MemoryRefusal
 from twinpool.plan.command import launch_flags_footer, parts
-from twinpool.replay.command import read_replay, write_report
+from twinpool.replay.command import check_idle, read_replay, write_report
 from twinpool.replay.experiment import prepare
 from twinpool.replay.formats import load_trace
 from twinpool.replay.options import GROUPS, ReplayOptions, TrafficOptions, disk_link
 from twinpool.replay.spread import Finished, Shared, spread
 from twinpool.replay.sweep import Point, Row, Sweep, grid_of, main_axis, points_of, values_text
+from twinpool.replay.sweep_host import set_by_axes
 from twinpool.replay.sweep_report import sweep_json, sweep_page, sweep_text
 from twinpool.replay.sweep_store import Stored, append, fingerprint, open_for_more, point_key, read_finished
 from twinpool.replay.tokens import TokenSpace
@@ -112,6 +113,7 @@ def run(argv: Sequence[str]) -> int:
     options = command.options
     assert isinstance(options, SweepReplayOptions)
     grid = grid_of({option.name: getattr(options, option.field) for option in options_of(AxisOptions)})
+    check_idle(command, set_elsewhere=set_by_axes({axis.field for axis in grid}))
     trace, traffic = prepare(load_trace(command.trace, format=options.trace_format, strict=options.strict), options)
     points = points_of(command.sizing, _traffic_alone(traffic), grid)
     has_disk = options.disk_sizes is not None or command.sizing.resolved.hicache_storage_backend is not None

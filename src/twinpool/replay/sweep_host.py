@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -39,20 +39,26 @@ def check_tier(flag: str, field: str, *, varied: set[str], sizing: Sizing) -> No
         raise ConfigError(f"{flag} contradicts --hicache-ratio: leave the ratio out.")
 
 
+def set_by_axes(varied: Set[str]) -> frozenset[str]:
+    """The fields of Deployment that these axes set beside their own: a size is a tier."""
+    host = {"enable_hierarchical_cache", SIZE} if SIZE in varied else set()
+    return frozenset(host | ({"hicache_storage_backend"} if DISK in varied else set()))
+
+
 def with_tier(sizing: Sizing, chosen: Mapping[str, Value]) -> Sizing:
-    """The plan with the flags of one point (by field). A size of 0 is no such tier; a split other than auto becomes a quota of states.
+    """The plan with the flags of one point (by field). A size of 0 is no such tier, and without a host tier there is no disk below it
+    unless one is varied; a split other than auto becomes a quota of states.
 
     Raises ConfigError where they contradict each other, MemoryRefusal where the tier is too small.
     """
     flags: dict[str, object] = {name: value for name, value in chosen.items() if name not in (SPLIT, DISK)}
     if SIZE in flags:
         flags["enable_hierarchical_cache"] = bool(flags[SIZE])
-    if DISK in chosen:
-        flags["hicache_storage_backend"] = "file" if chosen[DISK] else None
-        if chosen[DISK]:
-            flags["hicache_storage_size"] = chosen[DISK]
-        else:
-            flags["hicache_storage_path"] = None
+    disk = chosen.get(DISK)
+    if disk:
+        flags |= {"hicache_storage_backend": "file", "hicache_storage_size": disk}
+    elif disk is not None or flags.get(SIZE) == 0:
+        flags |= {"hicache_storage_backend": None, "hicache_storage_path": None}
     sized = changed(sizing, **flags) if flags else sizing
     share = chosen.get(SPLIT, AUTO)
     arena = arena_of(sized)

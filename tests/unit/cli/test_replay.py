@@ -159,6 +159,14 @@ def test_no_torch_is_loaded() -> None:
         (["--arrival", "count", "--think-s", "2"], "--think-s does nothing with --arrival count: it is for --arrival closed."),
         (["--arrival", "closed", "--speed", "2"], "--speed does nothing with --arrival closed: it is for --arrival recorded."),
         (["--speed", "1e-300"], "--speed must be at least 1e-06, got 1e-300."),
+        (
+            ["--hicache-size", "5"],
+            "--hicache-size does nothing without --enable-hierarchical-cache: give that, too, or leave it out.",
+        ),
+        (
+            ["--enable-hierarchical-cache", "--hicache-host-memory-fraction", "0.5"],
+            "--hicache-host-memory-fraction does nothing in a replay, which does not know the host's memory: give --hicache-size instead.",
+        ),
     ],
 )  # fmt: skip
 def test_a_flag_that_would_do_nothing_is_refused(
@@ -166,6 +174,15 @@ def test_a_flag_that_would_do_nothing_is_refused(
 ) -> None:
     code, out, err = run(monkeypatch, capsys, "replay", str(DATA / "mooncake.jsonl"), *MACHINE, *words)
     assert (code, out, err) == (2, "", f"twinpool: error: {why}\n")
+
+
+def test_a_pasted_line_may_have_flags_that_do_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["replay", str(DATA / "mooncake.jsonl"), *MACHINE[1:], "--no-bounds"]
+    line = ["--", "sglang", "serve", "--model-path", MACHINE[0], "--hicache-size", "5"]
+    code, _, err = run(monkeypatch, capsys, *words, *line)
+    assert (code, err) == (0, "")
 
 
 def test_a_place_that_cannot_be_written_is_told_before_the_trace_is_read(

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from twinpool.errors import MemoryRefusal
 from twinpool.memory.budget import MemoryRequest, plan_memory
+from twinpool.memory.host_advice import HostMemory
 from twinpool.memory.host_budget import host_arena
 from twinpool.units import GIB, MIB
 
-LEDGER = plan_memory(
-    MemoryRequest(
-        pre_load_bytes=4 * GIB, available_bytes=2 * GIB, mem_fraction_static=0.75, context_len=8192, slots_per_request=3,
-        conv_bytes=0, ssm_bytes=MIB, kv_bytes_per_token=4096, page_size=16,
-    )
+REQUEST = MemoryRequest(
+    pre_load_bytes=4 * GIB, available_bytes=2 * GIB, mem_fraction_static=0.75, context_len=8192, slots_per_request=3,
+    conv_bytes=0, ssm_bytes=MIB, kv_bytes_per_token=4096, page_size=16,
 )  # fmt: skip
+LEDGER = plan_memory(REQUEST)
 POOLS_BYTES = LEDGER.ssm_pool_bytes + LEDGER.kv_pool_bytes
 
 
 def arena(available_bytes: int | None = None, **changes: object):
-    """An arena for the ledger above with these settings."""
-    settings = {
-        "enable_hierarchical_cache": True, "hicache_size": 0.0, "hicache_ratio": None,
-        "hicache_host_memory_fraction": 0.8, "hicache_mamba_size_gb": None, **changes,
-    }  # fmt: skip
-    return host_arena(SimpleNamespace(**settings), LEDGER, available_bytes=available_bytes)
+    """An arena for the ledger above with these settings, on a host with so much memory of its own."""
+    memory = None if available_bytes is None else HostMemory(free_bytes=available_bytes)
+    return host_arena(settings(**changes), LEDGER, memory=memory)
+
+
+def settings(**changes: object) -> SimpleNamespace:
+    """What the tier looks at, at the defaults unless changed."""
+    return SimpleNamespace(**{
+        "enable_hierarchical_cache": True, "hicache_size": 0.0, "hicache_ratio": None, "mem_fraction_static": 0.75,
+        "hicache_host_memory_fraction": 0.8, "hicache_mamba_size_gb": None, "context_len": 8192, **changes,
+    })  # fmt: skip
 
 
 def test_off_unless_asked_for() -> None:
@@ -65,10 +71,38 @@ def test_a_quota_for_states_is_taken_out_of_the_whole() -> None:
 
 
 def test_more_than_the_host_has_is_refused() -> None:
-    with pytest.raises(MemoryRefusal, match=r"Requesting 2\.00 GB but only have 1\.07 GB free\. Please reduce"):
+    with pytest.raises(
+        MemoryRefusal, match=r"Requesting 2\.00 GB but only have 1\.07 GB free\. Please reduce"
+    ) as refused:
         arena(GIB, hicache_size=2.0)
-    with pytest.raises(MemoryRefusal, match="--hicache-ratio"):
+    assert str(refused.value).endswith(" of the hierarchical cache: --hicache-size 1 fits.")
+    with pytest.raises(MemoryRefusal, match=r"the hierarchical cache: --hicache-ratio 0\.99 fits\."):
         arena(GIB, hicache_ratio=3.0)
+    assert arena(GIB, hicache_ratio=0.99) is not None
+
+
+@pytest.mark.parametrize(
+    ("asked", "flag", "value"), [({"hicache_size": 1.5}, "size", 0.93), ({"hicache_ratio": 3.0}, "ratio", 0.87)]
+)
+def test_where_the_device_takes_of_the_same_memory_less_of_either_fits(asked, flag, value) -> None:
+    memory = HostMemory(free_bytes=2 * GIB, pools_inside=True)
+    with pytest.raises(MemoryRefusal, match=r"the device's pools take 1\.\d\d GB of the same memory") as refused:
+        host_arena(settings(**asked), LEDGER, memory=memory)
+    fits = float(re.search(rf"--hicache-{flag} ([\d.]+) fits", str(refused.value))[1])
+    assert fits == pytest.approx(value, rel=0.15)
+    assert host_arena(settings(**{f"hicache_{flag}": fits}), LEDGER, memory=memory) is not None
+    fraction = float(re.search(r"--mem-fraction-static ([\d.]+) or less \(now 0\.75\)", str(refused.value))[1])
+    smaller = plan_memory(replace(REQUEST, mem_fraction_static=fraction))
+    assert host_arena(settings(**asked), smaller, memory=memory) is not None
+    more = plan_memory(replace(REQUEST, mem_fraction_static=fraction + 0.02))
+    with pytest.raises(MemoryRefusal):  # a little more for the device, and it is too much
+        host_arena(settings(**asked), more, memory=memory)
+
+
+def test_no_fraction_is_named_where_no_request_would_fit() -> None:
+    with pytest.raises(MemoryRefusal) as refused:
+        host_arena(settings(hicache_size=2.147), LEDGER, memory=HostMemory(free_bytes=2 * GIB, pools_inside=True))
+    assert str(refused.value).endswith("of the same memory.")
 
 
 def test_too_little_for_a_page_and_a_state_names_what_would_do() -> None:
@@ -76,6 +110,10 @@ def test_too_little_for_a_page_and_a_state_names_what_would_do() -> None:
         arena(hicache_size=0.001)
     enough = float(re.search(r"at least ([\d.]+)\.", str(refused.value))[1])
     assert arena(hicache_size=enough).n_chunks == 2
+    with pytest.raises(MemoryRefusal, match="raise --hicache-ratio to at least") as refused:
+        arena(hicache_ratio=0.001)
+    enough = float(re.search(r"at least ([\d.]+)\.", str(refused.value))[1])
+    assert arena(hicache_ratio=enough).n_chunks == 2
 
 
 @pytest.mark.parametrize(("quota_gb", "states"), [(0.0005, 0), (0.1, 95), (0.2, 190)])

@@ -167,6 +167,17 @@ def test_a_sweep_over_sizes_of_host_and_disk() -> None:
     assert "from disk" not in sweep_text(sweep_of(disk_sizes="0", host_sizes="8"))
 
 
+def test_without_a_host_tier_there_is_no_disk_below_it() -> None:
+    """Of a command line that has a disk at every other size."""
+    base = report_sizing(*DISK)
+    base = replace(base, flags=replace(base.flags, given=base.flags.given - {"hicache_size"}))
+    none, some = points_of(base, COUNT, grid_of({"--host-sizes": "0,8"}))
+    assert (none.refusal, some.refusal) == ("", "")
+    assert none.sizing.resolved.hicache_storage_backend is None
+    assert not none.sizing.resolved.enable_hierarchical_cache
+    assert some.sizing.resolved.hicache_storage_backend == "file"
+
+
 def test_what_does_not_go_together_is_refused() -> None:
     sizing = report_sizing()
     with pytest.raises(ConfigError, match="--disk-sizes needs a host tier"):

@@ -54,6 +54,18 @@ def test_a_sweep_whose_every_point_is_refused_exits_as_a_refused_plan_does(capsy
     assert "0 points run, 2 refused" in capsys.readouterr().out
 
 
+def test_flags_of_a_tier_that_is_an_axis_do_something(capsys: pytest.CaptureFixture[str]) -> None:
+    policy = ["--hicache-write-policy", "write_back", "--no-bounds"]
+    with pytest.raises(ConfigError, match="--hicache-write-policy does nothing without --enable-hierarchical-cache"):
+        run(words(*policy))
+    assert run(words(*policy, "--host-sizes", "0,1")) == 0
+    assert "4 points run, 0 refused" in capsys.readouterr().out
+    prefetch = [*policy, "--hicache-storage-prefetch-policy", "best_effort", "--host-sizes", "1"]
+    with pytest.raises(ConfigError, match="does nothing without --hicache-storage-backend file"):
+        run(words(*prefetch))
+    assert run(words(*prefetch, "--disk-sizes", "0,1")) == 0
+
+
 def test_finished_points_are_not_run_again(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

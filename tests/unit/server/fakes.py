@@ -135,7 +135,7 @@ def make_fake(*, options: ServeOptions | None = None, boot: Any = None, is_open:
             context_len=made.scheduler.shape.context_len,
             ledger=SimpleNamespace(
                 kv_pool_bytes=1 << 30, conv_pool_bytes=1 << 28, ssm_pool_bytes=1 << 28, extra_pool_bytes=0,
-                kv_tokens=24, max_mamba_cache_size=4,
+                kv_tokens=24, logical_tokens=24, max_mamba_cache_size=4,
                 lines=(LedgerLine("weights", 7, "measured"),),
             ),
             spec=SimpleNamespace(vocab_size=VOCAB, model_type="tiny", architecture="TinyForCausalLM"),
