@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from twinpool.config.field import Flag, Option, options_of
-from twinpool.config.options import STRATEGY_CHOICES, STRATEGY_HELP, ServeOptions
+from twinpool.config.options import STRATEGY_CHOICES, STRATEGY_HELP, ServeOptions, ServerOptions
+from twinpool.errors import ConfigError
 
 KV_DTYPES = (
     "auto", "bfloat16", "bf16", "float16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2", "mxfp8", "fp4_e2m1", "nvfp4",
 )  # fmt: skip
 SYNONYMS = {"bf16": "bfloat16", "half": "float16", "float": "float32", "fp8": "fp8_e4m3", "nvfp4": "fp4_e2m1"}
+# Options that no pool's size depends on, on the device or on the host, beside those of ServerOptions.
+_NOT_OF_POOLS = frozenset({
+    "tokenizer_path", "served_model_name", "chat_template", "threads", "random_seed", "mamba_max_states_per_path",
+    "radix_eviction_policy", "hicache_write_policy", "hicache_storage_backend", "hicache_storage_path", "hicache_storage_size",
+    "hicache_storage_prefetch_policy", "max_queued_requests", "prefill_max_requests", "schedule_policy",
+    "schedule_conservativeness", "retraction_policy",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,3 +91,36 @@ class Deployment(ServeOptions, SpeculationOptions):
 def deployment_options() -> tuple[Option, ...]:
     """Every option of a launch line."""
     return options_of(Deployment)
+
+
+def bears_on_pools(field: str) -> bool:
+    """Whether the size of a pool may depend on an option, by its field."""
+    return field not in _NOT_OF_POOLS and field not in {option.field for option in options_of(ServerOptions)}
+
+
+@dataclass(frozen=True, slots=True)
+class OtherValue:
+    """A flag with a value that another engine takes and twinpool does not, as written; why: the sentence that would refuse it."""
+
+    shown: str
+    why: str
+
+
+def without_other_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[OtherValue, ...]]:
+    """(fields of Deployment whose values are known, the others that bear on no pool): what an engine of its own may have.
+
+    A bad value that bears on a pool stays, to be refused.
+    """
+    kept, others = dict(values), []
+    for option in deployment_options():
+        if option.field not in kept or bears_on_pools(option.field):
+            continue
+        try:
+            option.check(kept[option.field])
+        except ConfigError as error:
+            others.append(OtherValue(f"{option.name} {kept.pop(option.field)}", str(error)))
+    backend = kept.get("hicache_storage_backend")
+    if backend is not None and not kept.get("enable_hierarchical_cache"):
+        shown = f"--hicache-storage-backend {kept.pop('hicache_storage_backend')}"
+        others.append(OtherValue(shown, f"{shown} needs --enable-hierarchical-cache."))
+    return kept, tuple(others)

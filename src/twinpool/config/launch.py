@@ -14,7 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from twinpool.config.command_line import by_flag, is_number
-from twinpool.config.deployment import SYNONYMS, Deployment, deployment_options
+from twinpool.config.deployment import (
+    SYNONYMS,
+    Deployment,
+    OtherValue,
+    bears_on_pools,
+    deployment_options,
+    without_other_values,
+)
 from twinpool.config.field import Option, Value, options_of
 from twinpool.config.refused import refusals
 from twinpool.config.vllm_flags import VllmFlags
@@ -42,7 +49,8 @@ class LaunchLine:
     """engine: None when the line does not say. model: the positional model, if any. flags: of a two-pool engine or of vLLM.
 
     no_effect: flags that are known and do not change the two pools. not_modelled: flags that do change memory, in a way
-    that the plan leaves out. unknown: sentences about flags nobody knows.
+    that the plan leaves out. unknown: sentences about flags nobody knows. other_values: what another engine takes and twinpool does
+    not, where no pool's size depends on it.
     """
 
     engine: str | None = None
@@ -52,6 +60,12 @@ class LaunchLine:
     no_effect: tuple[str, ...] = ()
     not_modelled: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    other_values: tuple[OtherValue, ...] = ()
+
+    def refuse_other_values(self) -> None:
+        """For whom behaviour matters and not only sizes: raise ConfigError for the first value that twinpool does not take."""
+        if self.other_values:
+            raise ConfigError(self.other_values[0].why)
 
 
 def split_words(text: str) -> list[str]:
@@ -68,7 +82,7 @@ def split_words(text: str) -> list[str]:
 def read_launch(words: Sequence[str], *, engine: str | None = None) -> LaunchLine:
     """Read the words of a launch line. engine: what it is for, where the line itself does not say.
 
-    Raises ConfigError for a known flag with a bad value.
+    Raises ConfigError for a known flag with a bad value; of a line that does not start twinpool, only where a pool depends on it.
     """
     environment, rest = _environment(words)
     found, flags = _command(rest)
@@ -81,7 +95,10 @@ def read_launch(words: Sequence[str], *, engine: str | None = None) -> LaunchLin
     line = replace(line, unknown=(*line.unknown, *(f"'{word}' belongs to no flag." for word in stray)))
     if engine == "vllm":
         return replace(line, vllm=VllmFlags(**values))
-    return replace(line, deployment=deployment_from({**environment, **values}))
+    others_taken: tuple[OtherValue, ...] = ()
+    if engine != "twinpool":
+        values, others_taken = without_other_values(values)
+    return replace(line, deployment=deployment_from({**environment, **values}), other_values=others_taken)
 
 
 def deployment_from(values: Mapping[str, Any]) -> Deployment:
@@ -167,10 +184,20 @@ def _read(
         if option.kind is bool:
             values[option.field] = inline.lower() not in ("false", "0")
         elif has_value or (waiting and (not waiting[0].startswith("-") or is_number(waiting[0]))):
-            values[option.field] = option.parse(inline if has_value else waiting.pop(0))
+            values[option.field] = _parsed(option, inline if has_value else waiting.pop(0))
         else:
             raise ConfigError(f"{name} in the launch line has no value.")
     return values, stray, others
+
+
+def _parsed(option: Option, text: str) -> Value:
+    """The value; of an option that no pool depends on, the text where it is none. Raises ConfigError for the others."""
+    try:
+        return option.parse(text)
+    except ConfigError:
+        if bears_on_pools(option.field):
+            raise
+        return text
 
 
 def _sort_out(line: LaunchLine, others: Sequence[tuple[str, list[str]]], *, known: Mapping[str, Option]) -> LaunchLine:

@@ -62,6 +62,7 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
         "launch_flags": outcome.launch_flags,
         "flags_without_effect": outcome.line.no_effect,
         "flags_not_modelled": outcome.line.not_modelled,
+        "values_not_modelled": [value.shown for value in outcome.line.other_values],
         "flags_unknown": outcome.line.unknown,
     }
 

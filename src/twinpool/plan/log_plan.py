@@ -65,7 +65,9 @@ def _plan_boot(command: Command, boot: LoggedBoot) -> LogOutcome:
     notes += filter(None, (best.memory.note, *mismatch_notes(boot.ranks[0], best.sizing), *booted.notes))
     result = outcome(
         booted.sizing,
-        replace(command.line, deployment=booted.sizing.flags),
+        replace(
+            command.line, deployment=booted.sizing.flags, other_values=(*command.line.other_values, *boot.other_values)
+        ),
         workload_of(command.options, booted.sizing),
         machine_of=None,
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from twinpool import bootlog
 from twinpool.bootlog import BootFacts
-from twinpool.config.deployment import deployment_options
+from twinpool.config.deployment import OtherValue, deployment_options, without_other_values
 from twinpool.config.field import options_of
 from twinpool.config.launch import deployment_from
 from twinpool.config.options import ServerOptions
@@ -22,18 +22,22 @@ from twinpool.plan.own_log import OwnTables, read_own
 _ARGUMENTS = re.compile(r"server_args\s*[=:]\s*(?:ServerArgs\(|\{)")
 # What follows ends the value: one that was cut off is left out.
 _VALUE = r"(?P<value>'[^'\n]*'|\"[^\"\n]*\"|-?\d{1,15}(?:\.\d{1,15})?(?:e-?\d{1,2})?|True|False)(?=\s*[,)}])"
+# Fields of Deployment, the model's path, and values that twinpool does not take.
+_Read = tuple[dict[str, Any], str | None, tuple[OtherValue, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedBoot:
     """ranks: facts of each rank that logged its pools; flags: fields of Deployment that server_args or the Settings table names;
-    model: its path, or the demo's name; own: the tables of twinpool's own log, None in those of other engines.
+    model: its path, or the demo's name; own: the tables of twinpool's own log, None in those of other engines. other_values: of flags
+    that no pool depends on, which twinpool does not take.
     """
 
     ranks: tuple[BootFacts, ...]
     flags: dict[str, Any]
     model: str | None
     own: OwnTables | None = None
+    other_values: tuple[OtherValue, ...] = ()
 
 
 def read_boots(text: str) -> tuple[LoggedBoot, ...]:
@@ -95,22 +99,23 @@ def _boots(text: str) -> Iterator[LoggedBoot]:
     starts = [found.start() for found in _ARGUMENTS.finditer(text)]
     edges = [0, *starts, len(text)]
     flags: dict[str, Any] = {}
-    model = None
+    model: str | None = None
+    others: tuple[OtherValue, ...] = ()
     for begin, end in itertools.pairwise(edges):
         segment = text[begin:end]
         if begin in starts:
-            flags, model = _flags(segment.partition("\n")[0])
+            flags, model, others = _flags(segment.partition("\n")[0])
         for ranks, own in itertools.zip_longest(_by_boot(bootlog.parse(segment)), read_own(segment)):
             if ranks is not None and own is not None:
                 yield _own_boot(ranks, own)
             elif ranks is not None:
-                yield LoggedBoot(ranks=ranks, flags=flags, model=model)
+                yield LoggedBoot(ranks=ranks, flags=flags, model=model, other_values=others)
 
 
 def _own_boot(ranks: tuple[BootFacts, ...], own: OwnTables) -> LoggedBoot:
     """A boot of `twinpool serve`: its flags are those of its Settings table."""
-    values, model = _of_pools(own.flags())
-    return LoggedBoot(ranks=ranks, flags=values, model=model or DEMO_NAME, own=own)
+    values, model, others = _of_pools(own.flags())
+    return LoggedBoot(ranks=ranks, flags=values, model=model or DEMO_NAME, own=own, other_values=others)
 
 
 def _by_boot(facts: tuple[BootFacts, ...]) -> Iterator[tuple[BootFacts, ...]]:
@@ -128,8 +133,8 @@ def _by_boot(facts: tuple[BootFacts, ...]) -> Iterator[tuple[BootFacts, ...]]:
     yield from (tuple(boot) for boot in boots)
 
 
-def _flags(line: str) -> tuple[dict[str, Any], str | None]:
-    """(fields of Deployment, model path) that a server_args line names."""
+def _flags(line: str) -> _Read:
+    """(fields of Deployment, model path, values that twinpool does not take) that a server_args line names."""
     values: dict[str, Any] = {}
     for option in deployment_options():
         names = "|".join(sorted({name.lstrip("-").replace("-", "_") for name in (option.name, *option.flag.aliases)}))
@@ -140,10 +145,10 @@ def _flags(line: str) -> tuple[dict[str, Any], str | None]:
     return _of_pools(values)
 
 
-def _of_pools(values: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """(values, model path) without what does not concern memory.
+def _of_pools(values: dict[str, Any]) -> _Read:
+    """(values, model path, values that twinpool does not take) without what does not concern memory.
 
-    Raises ConfigError for a value that no version takes, by the flag's name, and for flags that contradict each other.
+    Raises ConfigError for a value of a pool's flag that no version takes, and for flags that contradict each other.
     """
     server = {option.field for option in options_of(ServerOptions)}
     values = {name: value for name, value in values.items() if name not in server}
@@ -152,8 +157,9 @@ def _of_pools(values: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
         values.pop(private, None)
     if values.get("speculative_num_draft_tokens") is None:
         values.pop("speculative_algorithm", None)
+    values, others = without_other_values(values)
     deployment_from(values)
-    return values, model
+    return values, model, others
 
 
 def _literal(text: str, kind: Any) -> Any:

@@ -36,6 +36,8 @@ def report_text(outcome: Outcome) -> str:
         blocks += _workload_blocks(outcome, outcome.workload)
     blocks += [_bullets("Flags without effect on the two pools", outcome.line.no_effect)]
     blocks += [_bullets("Flags that change memory in a way the plan leaves out", outcome.line.not_modelled)]
+    others = tuple(value.shown for value in outcome.line.other_values)
+    blocks += [_bullets("Values that are not modelled and change no pool's size", others)]
     blocks += [_bullets("Flags that were not understood", outcome.line.unknown)]
     # A line that is refused is not worth pasting, unless advice has changed it.
     if outcome.launch_flags and (outcome.sizing.ledger is not None or outcome.advice is not None):

@@ -58,6 +58,7 @@ def read_replay(argv: Sequence[str], *, usage: str, owner: type[ReplayOptions] =
     shared = chosen(chosen(values, options), [option for option in options_of(PlanOptions) if option.field != "json"])
     direct = chosen(values, line_options)
     command = command_of(PlanOptions(**shared), direct, models=names[1:], launch_words=launch_words)
+    command.line.refuse_other_values()
     return ReplayCommand(
         options=found, trace=names[0], sizing=sizing_of(command), direct=frozenset(direct),
         calibration=read_calibration(Path(found.calibration)) if found.calibration else Calibration(),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import fields
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from twinpool.config.deployment import deployment_options
+from twinpool.config.deployment import bears_on_pools, deployment_options
 from twinpool.config.field import Option
 from twinpool.config.launch import NO_EFFECT, NOT_MODELLED, LaunchLine, read_launch, split_words
+from twinpool.config.options import MemoryOptions
 from twinpool.errors import ConfigError
 
 DOCKER = r"""
@@ -180,7 +182,7 @@ def test_every_flag_of_the_reference_is_known(text: str) -> None:
     line = line_of(f"python -m sglang.launch_server --model-path M {text}")
     taken = line.deployment.given - {"model_path"}
     assert line.unknown == ()
-    assert len(taken) + len(line.no_effect) + len(line.not_modelled) == 1
+    assert len(taken) + len(line.no_effect) + len(line.not_modelled) + len(line.other_values) == 1
 
 
 @pytest.mark.parametrize("option", deployment_options(), ids=lambda option: option.name)
@@ -209,7 +211,7 @@ def test_unknown_flags_are_listed_with_a_hint(text: str, sentence: str) -> None:
         ("--mem-fraction-static nan", "--mem-fraction-static must be a finite number"),
         ("--mamba-full-memory-ratio 0", "--mamba-full-memory-ratio must be above 0, got 0"),
         ("--max-mamba-cache-size -5", "--max-mamba-cache-size must be at least 1, got -5"),
-        ("--mamba-max-states-per-path 0", "--mamba-max-states-per-path must be -1 .* got 0"),
+        ("--chunked-prefill-size 0", "--chunked-prefill-size must be -1 .* got 0"),
         ("--mamba-ssm-dtype fp8", "--mamba-ssm-dtype fp8 is not one of"),
         ("--mamba-radix-cache-strategy lazy", "--mamba-radix-cache-strategy lazy is not one of"),
         ("--page-size", "--page-size in the launch line has no value"),
@@ -260,3 +262,42 @@ def test_any_words_give_a_line_or_a_config_error(words: list[str]) -> None:
 def test_any_text_gives_words_or_a_config_error(text: str) -> None:
     with suppress(ConfigError):
         assert isinstance(read_launch(split_words(text)), LaunchLine)
+
+
+@pytest.mark.parametrize("backend", ["mooncake", "hf3fs", "nixl", "aibrix", "dynamic"])
+def test_values_that_no_pool_depends_on_are_named_and_not_refused(backend: str) -> None:
+    words = f"--enable-hierarchical-cache --hicache-size 30 --hicache-storage-backend {backend} --schedule-policy dfs-weight --port x"
+    line = read_launch(["python", "-m", "sglang.launch_server", *words.split()])
+    assert {value.shown for value in line.other_values} == {
+        "--port x", "--schedule-policy dfs-weight", f"--hicache-storage-backend {backend}",
+    }  # fmt: skip
+    assert line.deployment.given == {"enable_hierarchical_cache", "hicache_size"}
+    with pytest.raises(ConfigError, match="--port takes int"):
+        line.refuse_other_values()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "python -m sglang.launch_server --kv-cache-dtype int4",
+        "python -m sglang.launch_server --hicache-size big",
+        "twinpool serve --enable-hierarchical-cache --hicache-storage-backend mooncake",
+    ],
+)
+def test_values_of_pools_and_lines_of_our_own_are_refused(words: str) -> None:
+    with pytest.raises(ConfigError):
+        read_launch(words.split())
+
+
+def test_every_option_is_of_pools_or_not() -> None:
+    """The list names options, and none that the division or the host tier's size looks at."""
+    others = {option.field for option in deployment_options() if not bears_on_pools(option.field)}
+    assert {"port", "hicache_storage_backend", "radix_eviction_policy", "schedule_policy"} <= others
+    assert not others & {item.name for item in fields(MemoryOptions)}
+    assert not others & {
+        "hicache_size",
+        "hicache_ratio",
+        "hicache_mamba_size_gb",
+        "max_running_requests",
+        "chunked_prefill_size",
+    }

@@ -14,6 +14,7 @@ from twinpool.bootlog import BootFacts
 from twinpool.errors import ConfigError, TwinpoolError
 from twinpool.plan.command import read_command
 from twinpool.plan.log_plan import plan_log
+from twinpool.plan.log_report import log_text
 from twinpool.plan.logged import read_boots
 
 # Formats of versions, oldest first; {p} is the prefix of a line.
@@ -327,6 +328,20 @@ def test_a_log_without_pools_is_refused_by_what_it_is(text: str, said: str) -> N
     with pytest.raises(ConfigError, match=said) as refused:
         read_boots(text)
     assert len(str(refused.value).splitlines()) == 1
+
+
+def test_values_that_no_pool_depends_on_are_named_and_not_refused() -> None:
+    arguments = (
+        "model_path='Qwen/Qwen3.5-9B', enable_hierarchical_cache=True, hicache_storage_backend='mooncake', "
+        "radix_eviction_policy='tlru', schedule_policy='dfs-weight', schedule_conservativeness=0.0"
+    )
+    text = f"server_args=ServerArgs({arguments})\n" + printed(PUBLIC[3][1], PUBLIC[3][2])
+    (boot,) = plan_log(read_command(["--boot-log", "-"], usage=""), text)
+    assert {value.shown for value in boot.outcome.line.other_values} == {
+        "--hicache-storage-backend mooncake", "--radix-eviction-policy tlru", "--schedule-policy dfs-weight",
+        "--schedule-conservativeness 0.0",
+    }  # fmt: skip
+    assert "  - --radix-eviction-policy tlru\n" in log_text((boot,))
 
 
 def test_flags_that_contradict_each_other_are_refused_by_name() -> None:
