@@ -234,6 +234,7 @@ def make_world(
     max_running: int = 4,
     lazy: bool = True,
     max_states_per_path: int = -1,
+    eviction_policy: str = "lru",
     context_len: int = 4096,
     host: HostArena | None = None,
     host_policy: str = "write_through",
@@ -251,7 +252,7 @@ def make_world(
     n_tracks = track_slots(strategy, overlap=overlap) if radix else 0
     tree = PrefixTree(
         pages=pages, slots=slots, page_size=page_size, grid_tokens=grid_set.checkpoint_tokens if n_tracks else page_size,
-        max_states_per_path=max_states_per_path, disabled=not radix,
+        eviction_policy=eviction_policy, max_states_per_path=max_states_per_path, disabled=not radix,
         host=HostPlan(host, host_policy, orders) if host is not None else None,
     )  # fmt: skip
     full_shape = SchedulerShape(

@@ -39,6 +39,7 @@ class DiskMachine(HostMachine):
         quota, refused_percent, seed, most_polls, lost_percent, cut_percent,
     ) -> None:  # fmt: skip
         strategy, overlap = mode
+        self.host_policy = host_policy
         self.storage = FakeStorage(random.Random(seed), most_polls, lost_percent, cut_percent)
         self.settings = {
             "n_pages": n_pages, "n_slots": n_running * 3 + 1 + spare_slots, "strategy": strategy, "overlap": overlap,

@@ -15,6 +15,7 @@ from tests.property.test_scheduler import SchedulerMachine
 from tests.worlds import World, expected_output, make_world
 from twinpool.memory.host import HostArena
 from twinpool.memory.pools import Pool
+from twinpool.prefix.evict import POLICIES as EVICTION_POLICIES
 from twinpool.prefix.host import HostPlan
 from twinpool.prefix.tree import PrefixTree
 from twinpool.request import Request
@@ -45,11 +46,12 @@ class HostMachine(SchedulerMachine):
         policy=st.sampled_from(["fcfs", "lpm"]), lazy=st.booleans(), cap=st.sampled_from([-1, 1, 2]),
         host_policy=st.sampled_from(POLICIES), host_bytes=st.sampled_from([40, 150, 400, 2000]),
         page_bytes=st.sampled_from([10, 20, 30]), slot_bytes=st.sampled_from([10, 30, 70]),
+        eviction=st.sampled_from(list(EVICTION_POLICIES)),
         quota=st.sampled_from([None, None, 1, 4]), refused_percent=st.sampled_from([0, 0, 20, 60]), seed=st.integers(0, 99),
     )  # fmt: skip
     def build(
         self, mode, page_size, n_pages, n_running, spare_slots, chunk, policy, lazy, cap, host_policy, host_bytes,
-        page_bytes, slot_bytes, quota, refused_percent, seed,
+        page_bytes, slot_bytes, eviction, quota, refused_percent, seed,
     ) -> None:  # fmt: skip
         strategy, overlap = mode
         self.host_policy = host_policy
@@ -62,7 +64,7 @@ class HostMachine(SchedulerMachine):
         self.world = make_world(
             n_pages=n_pages, n_slots=n_running * 3 + 1 + spare_slots, page_size=page_size, strategy=strategy, overlap=overlap,
             chunk=chunk, max_running=n_running, lazy=lazy, max_states_per_path=cap, schedule_policy=policy, host=self.arena,
-            host_policy=host_policy,
+            host_policy=host_policy, eviction_policy=eviction,
         )  # fmt: skip
         let_fail(self.world)
         self.scheduler = self.world.scheduler

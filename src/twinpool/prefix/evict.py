@@ -168,8 +168,6 @@ class Evictor:
         # A use of a node is a use of everything above it. That is written down here, where it first matters: not with each use.
         parent.last_access = max(parent.last_access, node.last_access)
         parent.priority = max(parent.priority, node.priority)
-        if not kept:
-            parent.hits += node.hits
         self.pages.free(node.pages)
         self.evictable_pages -= len(node.pages)
         self.evictions.kv_tokens[reason] += len(node.pages) * self._page_size
@@ -177,11 +175,13 @@ class Evictor:
         parent.n_device_children -= 1
         if kept and self.tier is not None:
             node.pages = NO_PAGES
-            self.tier.demoted(node)
+            self.tier.moved(node)
         else:
             if self.tier is not None:
                 self.tier.discard(node)
             self.unlink(node)
+            if self.tier is not None:
+                self.tier.moved(parent)
         if parent.is_evictable_leaf:
             self.offer(parent)
 
@@ -190,6 +190,7 @@ class Evictor:
         parent = node.parent
         assert parent is not None
         self.n_nodes -= 1
+        parent.hits += node.hits
         first_page = node.key[: self._page_bytes]
         del parent.children[first_page]
         self._ghosts.remember(parent, first_page, node)

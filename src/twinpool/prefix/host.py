@@ -17,8 +17,9 @@ from twinpool.step import HostCopy, HostFill, Order
 
 # How often a node must have been used before it is copied; write_back copies when the device copy goes.
 POLICIES = {"write_through": 1, "write_through_selective": 2, "write_back": None}
-_DEAD = -1  # before every time: KV that nothing can be resumed from
-_NOW = 1 << 62  # after every time
+# In which order kinds of leaves go: KV that nothing can be resumed from; under write_back what the device has as well, which is copied
+# once more when it leaves it; and the rest.
+_DEAD, _TWICE, _KEPT, _ALL = (0,), (1,), (2,), (3,)
 _FEW_ENTRIES = 64  # the order of eviction is not cleared of outdated entries before it has so many
 
 
@@ -51,32 +52,37 @@ class HostTotals:
 
 
 class HostTier:
-    """Owns the host copies of nodes. policy: a key of POLICIES; orders: where copies are told, in order; unlink: takes a node
-    without any copy out of the tree.
+    """Owns the host copies of nodes. policy: a key of POLICIES; rank: leaves of the smallest go first (evict.POLICIES); orders: where
+    copies are told, in order; unlink: takes a node without any copy out of the tree.
     """
 
     def __init__(
-        self, *, arena: HostArena, policy: str, orders: list[Order], page_size: int, unlink: Callable[[Node], None]
-    ) -> None:
+        self, *, arena: HostArena, policy: str, rank: Callable[[Node], tuple[int, ...]], orders: list[Order],
+        page_size: int, unlink: Callable[[Node], None],
+    ) -> None:  # fmt: skip
         self.arena = arena
         self.totals = HostTotals()
         self.states: OrderedDict[Node, None] = OrderedDict()  # least recently used first
         self._needed_uses = POLICIES[policy]
+        self._key = rank
         self._orders, self._unlink = orders, unlink
         self._page_size = page_size
-        self._heap: list[tuple[int, int, Node]] = []
+        self._heap: list[tuple[tuple[int, ...], int, Node]] = []
         self._pushed = 0
         self._most_entries = _FEW_ENTRIES
         self._wanted: list[Node] = []  # whose states `hold` keeps
 
-    def used(self, node: Node) -> None:
-        """A node was inserted or resumed from: copy its path if it has been used often enough, and note that it is wanted."""
+    def used(self, node: Node, *, copy: bool) -> None:
+        """A node was inserted or resumed from: note that it is wanted, and with `copy` copy its path if it has been used often
+        enough.
+        """
         if node.host_state:
             self.states.move_to_end(node)
-        if node.host_pages is not None:
+        if copy and node.host_pages is not None:
             self._save_state(node)  # a state that came after the KV, under every policy
-        elif self._needed_uses is not None and node.hits >= self._needed_uses:
+        elif copy and self._needed_uses is not None and node.hits >= self._needed_uses:
             self._save_path(node)
+        self.moved(node)
 
     def keep(self, node: Node) -> bool:
         """Whether an evicted device leaf stays in the tree by its host copy, which write_back makes now if there is a state to resume
@@ -86,17 +92,17 @@ class HostTier:
             self._save_path(node)
         if node.host_pages is None:
             return False
-        self._save_state(node, before=self._rank_to_beat(node))
+        self._save_state(node, before=self._newest_to_drop(node))
         return True
 
     def keep_state(self, node: Node) -> bool:
         """Whether a state that leaves the device stays on the host, where write_back copies it now."""
         if node.host_pages is not None or self._needed_uses is None:
-            self._save_state(node, before=self._rank_to_beat(node))
+            self._save_state(node, before=self._newest_to_drop(node))
         return node.host_state != 0
 
-    def demoted(self, node: Node) -> None:
-        """A node has lost its device copy."""
+    def moved(self, node: Node) -> None:
+        """A node was used, has lost its KV on the device, or got it: its rank may be another."""
         self._offer(node)
 
     def discard(self, node: Node) -> None:
@@ -138,8 +144,8 @@ class HostTier:
         self._orders.append(HostCopy(False, NO_PAGES, NO_PAGES, slot, node.host_state))
         self.totals.loaded_states += 1
 
-    def room(self, *, pages: int = 0, slots: int = 0, before: int = _NOW) -> bool:
-        """Drop copies that were last used before that until so many pages and states fit; False when that cannot be."""
+    def room(self, *, pages: int = 0, slots: int = 0, before: Node | None = None) -> bool:
+        """Drop copies, or only those that go before that node's, until so many pages and states fit; False when that cannot be."""
         while True:
             lacks_pages, lacks_slots = self.arena.lacks(pages=pages, slots=slots)
             if not (lacks_pages or lacks_slots):
@@ -147,15 +153,19 @@ class HostTier:
             if not (self._evict_for_pages(before) if lacks_pages else self._evict_for_slots(before)):
                 return False
 
-    def _evict_for_pages(self, before: int) -> bool:
+    def _evict_for_pages(self, before: Node | None) -> bool:
         """Drop one thing that may make room for KV; False when there is none."""
-        return self._evict_leaf(before) or (not self.arena.has_quota and self._evict_state(before))
+        return self._evict_leaf(self._limit(before)) or (not self.arena.has_quota and self._evict_state(before))
 
-    def _evict_for_slots(self, before: int) -> bool:
+    def _evict_for_slots(self, before: Node | None) -> bool:
         """Drop one thing that may make room for a state; False when there is none. Under a quota KV makes no room for states."""
         if self.arena.has_quota:
             return self._evict_state(before)
-        return self._evict_leaf(_DEAD + 1) or self._evict_state(before) or self._evict_leaf(before)
+        return self._evict_leaf(_KEPT) or self._evict_state(before) or self._evict_leaf(self._limit(before))
+
+    def _limit(self, before: Node | None) -> tuple[int, ...]:
+        """Leaves of a smaller rank may go."""
+        return _ALL if before is None else (*_KEPT, *self._key(before))
 
     def fill(self, node: Node, kv: memoryview, state: memoryview) -> bool:
         """Give a node that has just been hung into the tree, or one without a state, what was read from the disk.
@@ -237,14 +247,14 @@ class HostTier:
         self._save_state(node)
         return True
 
-    def _rank_to_beat(self, node: Node) -> int:
-        """What a state that leaves the device may push out: anything under write_back; else the host has dropped it before, and
-        only what was used before it.
+    def _newest_to_drop(self, node: Node) -> Node | None:
+        """What a state that leaves the device may push out: anything under write_back (None); else the host has dropped it before,
+        and only what goes before it.
         """
-        return _NOW if self._needed_uses is None else node.last_access
+        return None if self._needed_uses is None else node
 
-    def _save_state(self, node: Node, *, before: int = _NOW) -> None:
-        """Copy a node's state if it has one that the host has not, in place of what was last used before that."""
+    def _save_state(self, node: Node, *, before: Node | None = None) -> None:
+        """Copy a node's state if it has one that the host has not, in place of what goes before that node, or of anything."""
         if not node.state or node.host_state:
             return
         node.host_lock += 1
@@ -276,17 +286,20 @@ class HostTier:
             heapq.heapify(self._heap)
             self._most_entries = 2 * len(self._heap) + _FEW_ENTRIES
 
-    @staticmethod
-    def _rank(node: Node) -> int:
-        """Leaves of the smallest rank go first."""
-        return _DEAD if not node.on_device and not node.host_state else node.last_access
+    def _rank(self, node: Node) -> tuple[int, ...]:
+        """Leaves of the smallest rank go first. Of those that the device has as well that is the one which it will evict last."""
+        if not node.on_device:
+            return (*_KEPT, *self._key(node)) if node.host_state else _DEAD
+        if self._needed_uses is None:
+            return (*_TWICE, *(-part for part in self._key(node)))
+        return (*_KEPT, *self._key(node))
 
-    def _evict_leaf(self, before: int) -> bool:
-        """The copy of the leaf that was used longest ago goes, KV and state; dead KV before all. False when there is none."""
+    def _evict_leaf(self, limit: tuple[int, ...]) -> bool:
+        """The copy of the leaf of the smallest rank goes, KV and state; False when there is none below the limit."""
         while self._heap:
             key, _, node = self._heap[0]
             if node.host_heap_key == key and node.is_host_leaf and self._rank(node) == key:
-                if key >= before:
+                if key >= limit:
                     return False
                 heapq.heappop(self._heap)
                 self._drop(node)
@@ -297,10 +310,10 @@ class HostTier:
                 self._offer(node)  # used, or dead or alive again, since it was offered
         return False
 
-    def _evict_state(self, before: int) -> bool:
+    def _evict_state(self, before: Node | None) -> bool:
         """The state that was used longest ago goes; a leaf goes whole, since its KV would end in nothing to resume from."""
         node = next((one for one in self.states if one not in self._wanted), None)
-        if node is None or node.last_access >= before:
+        if node is None or (before is not None and node.last_access >= before.last_access):
             return False
         if node.is_host_leaf and not node.on_device:
             self._drop(node)

@@ -58,7 +58,7 @@ class Node:
         self.host_state = 0
         self.n_host_children = 0
         self.host_lock = 0
-        self.host_heap_key: int | None = None
+        self.host_heap_key: tuple[int, ...] | None = None
         self.stored = False
         self.lock = 0
         self.state_lock = 0

@@ -7,7 +7,7 @@ import numpy as np
 from twinpool.memory.pools import Pool
 from twinpool.prefix import locks
 from twinpool.prefix.check import check_host, check_tree
-from twinpool.prefix.evict import Evictions, Evictor
+from twinpool.prefix.evict import POLICIES, Evictions, Evictor
 from twinpool.prefix.ghosts import Ghosts, attribute
 from twinpool.prefix.host import HostPlan, HostTier
 from twinpool.prefix.node import HOST_GONE, NO_PAGES, NOT_GONE, TOKEN_BYTES, Held, Inserted, Lock, Match, Node
@@ -49,8 +49,8 @@ class PrefixTree:
         self.tier: HostTier | None = None
         if host is not None and not disabled:
             self.tier = HostTier(
-                arena=host.arena, policy=host.policy, orders=host.orders, page_size=page_size,
-                unlink=self._evictor.unlink,
+                arena=host.arena, policy=host.policy, rank=POLICIES[eviction_policy], orders=host.orders,
+                page_size=page_size, unlink=self._evictor.unlink,
             )  # fmt: skip
             self._evictor.tier = self.tier
         self._now = 0
@@ -182,6 +182,8 @@ class PrefixTree:
         assert node.parent is not None
         node.parent.n_device_children += 1
         self._evictor.evictable_pages += len(pages)
+        assert self.tier is not None
+        self.tier.moved(node)
 
     def insert(
         self, key: bytes, pages: Int32Array, *, length: int, owned_from: int, state_slot: int | None, priority: int = 0
@@ -333,5 +335,5 @@ class PrefixTree:
             self._evictor.states.move_to_end(node)
         if node.is_evictable_leaf:
             self._evictor.offer(node)
-        if copy and self.tier is not None and node.parent is not None:
-            self.tier.used(node)
+        if self.tier is not None and node.parent is not None:
+            self.tier.used(node, copy=copy)

@@ -17,7 +17,7 @@ class Tiered(Small):
 
     def __init__(
         self, policy: str = "write_through", *, chunks: int = 100, max_slots: int | None = None, n_pages: int = 400,
-        n_slots: int = 20, cap: int = -1,
+        n_slots: int = 20, cap: int = -1, eviction: str = "lru",
     ) -> None:  # fmt: skip
         self.pages = Pool(name="pages", first=1, count=n_pages)
         self.slots = Pool(name="slots", first=1, count=n_slots)
@@ -25,7 +25,7 @@ class Tiered(Small):
         self.orders: list[HostCopy] = []
         self.arena = HostArena(total_bytes=10 * chunks, page_bytes=10, slot_bytes=10, max_slots=max_slots)
         self.tree = PrefixTree(
-            pages=self.pages, slots=self.slots, page_size=1, grid_tokens=1, max_states_per_path=cap,
+            pages=self.pages, slots=self.slots, page_size=1, grid_tokens=1, eviction_policy=eviction, max_states_per_path=cap,
             host=HostPlan(self.arena, policy, self.orders),
         )  # fmt: skip
 
@@ -433,3 +433,36 @@ def test_without_a_host_tier_no_state_is_missed_there() -> None:
     small.put(seq(7))
     small.tree.evict(slots=1)
     assert dict(small.match([*seq(4), 9]).reuse.gaps) == {"state_evicted": 4, "new": 1}
+
+
+@pytest.mark.parametrize(
+    ("eviction", "gone"),
+    [("lru", 1), ("lfu", 2), ("slru", 2), ("fifo", 0), ("mru", 0), ("filo", 2), ("priority", 0)],
+)
+def test_the_policy_of_eviction_is_that_of_the_host_too(eviction: str, gone: int) -> None:
+    small = Tiered(chunks=20, eviction=eviction)
+    small.put(seq(5, base=0), priority=0)
+    small.put(seq(5, base=1), priority=1)
+    small.match(seq(6, base=1))
+    small.put(seq(5, base=2), priority=1)
+    for _ in range(2):
+        small.match(seq(6, base=0))
+    small.leave_device()
+    small.put(seq(5, base=3), priority=1)
+    kept = [base for base in range(4) if small.match(seq(5, base=base)).reuse.kv_matched]
+    assert kept == [base for base in range(4) if base != gone]
+
+
+def test_under_write_back_copies_of_what_the_device_has_go_first_and_those_that_it_evicts_next_last() -> None:
+    small = Tiered("write_back", chunks=20)
+    for base in range(3):
+        small.put(seq(5, base=base))
+    small.leave_device()
+    for base in (1, 2):
+        assert small.restore(seq(5, base=base))
+    assert [small.where(seq(5, base=base)) for base in range(3)] == ["hH", "dDhH", "dDhH"]
+    small.tree.tier.room(pages=6)
+    small.tree.check()
+    assert [small.where(seq(5, base=base)) for base in range(3)] == ["hH", "dDhH", "dD"]
+    small.leave_device()
+    assert [small.where(seq(5, base=base)) for base in range(3)] == ["hH", "hH", "hH"], "it was copied once more"

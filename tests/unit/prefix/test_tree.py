@@ -39,12 +39,14 @@ class Small:
     def key(tokens) -> bytes:
         return np.array(tokens, np.int32).tobytes()
 
-    def put(self, tokens, *, state: bool = True, length: int | None = None):
+    def put(self, tokens, *, state: bool = True, length: int | None = None, priority: int = 0):
         """Insert as a request would that computed everything itself; returns (result, its page table)."""
         length = len(tokens) if length is None else length
         pages = self.pages.alloc(length // self.page_size)
         slot = int(self.slots.alloc(1)[0]) if state else None
-        result = self.tree.insert(self.key(tokens), pages, length=length, owned_from=0, state_slot=slot)
+        result = self.tree.insert(
+            self.key(tokens), pages, length=length, owned_from=0, state_slot=slot, priority=priority
+        )
         self.pages.free(result.freed_pages)
         if state and not result.state_taken:
             self.slots.free([slot])
