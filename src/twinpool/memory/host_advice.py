@@ -11,6 +11,7 @@ from twinpool.memory.ledger import Ledger
 from twinpool.units import GB, as_gb, ceil_div, count
 
 DEFAULT_RATIO = 2.0
+_MOVES = 0.03  # of free memory: another start may find so much less of it
 HELD_BACK_SHARE = 0.2  # of the host's memory for everything else (host_budget.py: that, or less where there is much)
 
 
@@ -70,7 +71,8 @@ def fit_advice(resolved: Resolved, ledger: Ledger, memory: HostMemory, *, wanted
     )
     ways = [f"{flag} {fits} fits"] if float(fits) else []
     if memory.pools_inside:
-        left = memory.free_bytes - wanted_bytes if by_size else int(memory.free_bytes / (1 + wanted_bytes / pools))
+        free = int(memory.free_bytes * (1 - _MOVES))
+        left = free - wanted_bytes if by_size else int(free / (1 + wanted_bytes / pools))
         less = smaller_device(resolved, ledger, pools_at_most=left)
         pools_text = f"the device's pools take {pools / GB:.2f} GB of the same memory"
         ways.append(f"{pools_text}{f': give the device less with {less}' if less else ''}")

@@ -8,15 +8,16 @@ from typing import Literal
 
 HELD = 0.95  # share of the best reuse that the plateau still has at its edge
 
-Pool = Literal["states", "KV", "host", "disk"]
+DiskLack = Literal["disk", "disk_writes"]  # room, or time to write
+Pool = Literal["states", "KV", "host"] | DiskLack
 Side = Literal["below", "above"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """One run: x on the axis; reuse and the two evicted gaps as shares of prompt tokens; mean free shares of both pools, those of
-    the last tier where it ran out of room. one_memory: there both come from one memory without a split. disk_full:
-    the disk below it ran out of room, too.
+    the last tier where it ran out of room. one_memory: there both come from one memory without a split. disk: what the disk below it
+    lacked, room or time to write; None for neither.
     """
 
     x: float
@@ -26,7 +27,7 @@ class Reading:
     slots_free: float
     pages_free: float
     one_memory: bool = False
-    disk_full: bool = False
+    disk: DiskLack | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +104,8 @@ def tighter_pool(reading: Reading) -> Pool:
     """What ran out. A state that is evicted below KV that stays says so itself (state_evicted); KV that is gone may have gone with
     the state of its leaf (prefix/evict.py), so there the pool with less free room is the one.
     """
-    if reading.disk_full:
-        return "disk"
+    if reading.disk is not None:
+        return reading.disk
     if reading.one_memory:
         return "host"
     if reading.state_evicted > reading.kv_evicted:

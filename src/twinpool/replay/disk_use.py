@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from twinpool.replay.cliff import DiskLack
 from twinpool.replay.disk import SimDisk
 from twinpool.replay.record import Means
 from twinpool.storage.format import smallest_file_bytes
@@ -50,6 +51,13 @@ class DiskUse:
     def ran_out(self) -> bool:
         """Whether something went from the disk, or did not get there, for want of room."""
         return bool(self.evicted_segments or self.no_room_segments)
+
+    @property
+    def lacked(self) -> DiskLack | None:
+        """What cost it most segments: time to write those that were dropped, or room; None for neither."""
+        if self.dropped_segments > self.evicted_segments + self.no_room_segments:
+            return "disk_writes"
+        return "disk" if self.ran_out else None
 
 
 def disk_use(disk: SimDisk | None, means: Means) -> DiskUse | None:

@@ -28,6 +28,7 @@ _TIGHTER = {
     ("KV", True): "The host tier's part for KV was the tighter one",
     ("host", True): "The host tier was too small",
     ("disk", True): "The disk tier was too small",
+    ("disk_writes", True): "The disk tier was too slow to write what it was given",
 }  # by pool, and whether a tier below the device ran out of room
 
 
@@ -169,16 +170,16 @@ def pressure(outcome: Outcome) -> Pressure:
         why = f"Neither pool cost reuse: nothing that was evicted was asked for again; {free}."
         return Pressure(pool="neither", sentences=(why, *running))
     host_full = host is not None and host.ran_out
-    disk_full = disk is not None and disk.ran_out
+    lacked = disk.lacked if disk is not None else None
     reading = Reading(
         x=0, reuse=outcome.result.reuse.token_share, state_evicted=states / prompt, kv_evicted=kv / prompt,
         slots_free=host.states_free if host is not None and host_full else occupancy.slots_free,
         pages_free=host.kv_free if host is not None and host_full else occupancy.pages_free,
-        one_memory=host is not None and host_full and not host.fixed_split, disk_full=disk_full,
+        one_memory=host is not None and host_full and not host.fixed_split, disk=lacked,
     )  # fmt: skip
     pool = tighter_pool(reading)
     why = (
-        f"{_TIGHTER[pool, host_full or disk_full]}: {states:,} prompt tokens ({states / prompt:.1%}) "
+        f"{_TIGHTER[pool, host_full or lacked is not None]}: {states:,} prompt tokens ({states / prompt:.1%}) "
         f"were computed again because their checkpoint had been evicted, {kv:,} ({kv / prompt:.1%}) because their KV had, alone "
         f"or with its checkpoint; {free}."
     )

@@ -11,6 +11,7 @@ from twinpool.config.deployment import deployment_options
 from twinpool.config.field import Option, Value, options_of
 from twinpool.errors import ConfigError, MemoryRefusal, ModelError
 from twinpool.plan.sizing import Sizing
+from twinpool.replay.cliff import DiskLack
 from twinpool.replay.describe import Spread
 from twinpool.replay.options import TrafficOptions
 from twinpool.replay.result import ReplayResult
@@ -82,7 +83,8 @@ class Measured:
     same requests with an infinite cache, None where it was not looked at. from_host_share: reused after it was brought back from
     the host, from_storage_share: after it was read from the disk. host_dropped_tokens, host_dropped_states: from the host, or not
     copied there, for want of room; host_kv_free, host_states_free: mean free shares there, None without a host tier; host_split:
-    whether it has quotas. disk_full: whether a disk below it ran out of room, None without one.
+    whether it has quotas. disk_full: whether a disk below it ran out of room, None without one; disk_lacked: what cost it most segments
+    (disk_use.DiskUse).
     """
 
     slots: int
@@ -120,6 +122,7 @@ class Measured:
     host_split: bool = False
     from_storage_share: float = 0.0
     disk_full: bool | None = None
+    disk_lacked: DiskLack | None = None
 
     def gap(self, reason: str) -> float:
         """Share of prompt tokens that were not reused for this reason."""
@@ -317,6 +320,7 @@ def measured_of(result: ReplayResult, infinite_token_share: float | None) -> Mea
         host_states_free=host.states_free if host is not None else None,
         host_split=host is not None and host.fixed_split, from_storage_share=reuse.from_storage_tokens / prompt,
         disk_full=result.disk.ran_out if result.disk is not None else None,
+        disk_lacked=result.disk.lacked if result.disk is not None else None,
     )  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def _reading(x: float, measured: Measured) -> Reading:
     return Reading(
         x=x, reuse=measured.token_share, state_evicted=sum(measured.gap(reason) for reason in STATE_GAPS),
         kv_evicted=measured.gap("kv_evicted"), slots_free=slots_free, pages_free=pages_free,
-        one_memory=host_full and not measured.host_split, disk_full=bool(measured.disk_full),
+        one_memory=host_full and not measured.host_split, disk=measured.disk_lacked,
     )  # fmt: skip
 
 

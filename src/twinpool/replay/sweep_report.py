@@ -23,7 +23,13 @@ UNKNOWN_REUSE = (
     "alone."
 )
 ENOUGH = 0.75  # share of the infinite cache's reuse under which it is the memory that is missing, not a better division
-_POOL = {"states": "state slots", "KV": "KV", "host": "host memory", "disk": "room on the disk"}
+_POOL = {
+    "states": "state slots",
+    "KV": "KV",
+    "host": "host memory",
+    "disk": "room on the disk",
+    "disk_writes": "the time that the disk has to write",
+}
 
 
 def sweep_text(sweep: Sweep) -> str:

@@ -94,7 +94,7 @@ def test_where_the_device_takes_of_the_same_memory_less_of_either_fits(asked, fl
     fraction = float(re.search(r"--mem-fraction-static ([\d.]+) or less \(now 0\.75\)", str(refused.value))[1])
     smaller = plan_memory(replace(REQUEST, mem_fraction_static=fraction))
     assert host_arena(settings(**asked), smaller, memory=memory) is not None
-    more = plan_memory(replace(REQUEST, mem_fraction_static=fraction + 0.02))
+    more = plan_memory(replace(REQUEST, mem_fraction_static=fraction + 0.04))
     with pytest.raises(MemoryRefusal):  # a little more for the device, and it is too much
         host_arena(settings(**asked), more, memory=memory)
 

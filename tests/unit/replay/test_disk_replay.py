@@ -84,6 +84,18 @@ def test_a_disk_that_is_too_small_evicts_what_would_have_come_back() -> None:
     assert "The disk tier was too small" in report_text(found)
 
 
+def test_a_disk_that_writes_too_slowly_is_not_called_too_small() -> None:
+    link = DiskLink(read_bytes_per_s=1e10, write_bytes_per_s=1e7, latency_s=0.0)
+    run = experiment(report_sizing(*DISK, "--hicache-storage-size", "64"), report_trace(), arrival="recorded")
+    disk = run_experiment(replace(run, disk=link)).disk
+    assert disk is not None
+    assert disk.dropped_segments > 0
+    assert (disk.ran_out, disk.lacked) == (False, "disk_writes")
+    few = replace(disk, evicted_segments=disk.dropped_segments - 1)
+    many = replace(disk, evicted_segments=disk.dropped_segments)
+    assert [one.lacked for one in (few, many, replace(disk, dropped_segments=0))] == ["disk_writes", "disk", None]
+
+
 def test_without_the_flags_there_is_none() -> None:
     result = run_experiment(experiment(report_sizing(), report_trace()))
     assert (result.disk, result.setup.prefetch_policy) == (None, None)
@@ -149,7 +161,7 @@ def test_the_disk_is_named_before_the_host() -> None:
         x=1, reuse=0.1, state_evicted=0.1, kv_evicted=0.3, slots_free=0.5, pages_free=0.5, one_memory=True
     )
     assert tighter_pool(reading) == "host"
-    assert tighter_pool(replace(reading, disk_full=True)) == "disk"
+    assert tighter_pool(replace(reading, disk="disk")) == "disk"
 
 
 def test_a_sweep_over_sizes_of_host_and_disk() -> None:
