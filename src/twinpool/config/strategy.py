@@ -56,7 +56,10 @@ def _check_tiers(options: ServeOptions) -> None:
     if backend is not None and not options.enable_hierarchical_cache:
         raise ConfigError("--hicache-storage-backend is a tier below the host's: it needs --enable-hierarchical-cache.")
     if backend is None and path is not None:
-        raise ConfigError("--hicache-storage-path is the folder of --hicache-storage-backend file: give that, too.")
+        lacks = "" if options.enable_hierarchical_cache else " and --enable-hierarchical-cache"
+        raise ConfigError(
+            f"--hicache-storage-path is the folder of --hicache-storage-backend file: give that{lacks}, too."
+        )
 
 
 def _check_no_buffer(*, page_size: int, overlap: bool) -> None:

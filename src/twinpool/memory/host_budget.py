@@ -7,7 +7,7 @@ from twinpool.errors import MemoryRefusal
 from twinpool.memory.host import HostArena
 from twinpool.memory.host_advice import DEFAULT_RATIO, HELD_BACK_SHARE, HostMemory, fit_advice, pools_bytes
 from twinpool.memory.ledger import Ledger
-from twinpool.units import GB, GIB, as_gb, ceil_div, format_bytes
+from twinpool.units import GB, GIB, as_gb, ceil_div, count, format_bytes
 
 HELD_BACK_BYTES = 10 * GIB  # for everything else: that, or HELD_BACK_SHARE of the host's memory, the less of the two
 
@@ -29,8 +29,8 @@ def host_arena(resolved: Resolved, ledger: Ledger, *, memory: HostMemory | None)
         return arena
     if max_slots is not None and arena.n_chunks > 1:
         raise MemoryRefusal(
-            f"--hicache-mamba-size-gb {resolved.hicache_mamba_size_gb:g} of {total / GB:.3f} GB is {max_slots} states and leaves "
-            f"{arena.most_pages} KV pages, and at least one of each is needed: give between {as_gb(slot_bytes)} and "
+            f"--hicache-mamba-size-gb {resolved.hicache_mamba_size_gb:g} of {total / GB:.3f} GB is {count(max_slots, 'state')} and leaves "
+            f"{count(arena.most_pages, 'KV page')}, and at least one of each is needed: give between {as_gb(slot_bytes)} and "
             f"{as_gb(slot_bytes * (arena.n_chunks - 1))}, or leave it out."
         )
     least = 2 * arena.chunk_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twinpool.replay.disk_use import DiskUse
 from twinpool.tables import Table
-from twinpool.units import GB
+from twinpool.units import GB, count
 
 
 def disk_speed_text(disk: DiskUse) -> str:
@@ -40,6 +40,6 @@ def disk_table(disk: DiskUse) -> Table:
 def disk_use_text(disk: DiskUse) -> str:
     """How its room was used, and who did not wait, in two sentences."""
     return (
-        f"{disk.used_share:.1%} of it was in use on average; at the end {disk.segments:,} segments, {disk.used_bytes / GB:,.2f} of "
-        f"{disk.limit_bytes / GB:,.2f} GB. {disk.late_requests:,} requests went on before all of their prefix was read."
+        f"{disk.used_share:.1%} of it was in use on average; at the end {count(disk.segments, 'segment')}, {disk.used_bytes / GB:,.2f} of "
+        f"{disk.limit_bytes / GB:,.2f} GB. {count(disk.late_requests, 'request')} went on before all of their prefix was read."
     )

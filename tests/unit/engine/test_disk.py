@@ -174,6 +174,8 @@ def test_a_tier_without_a_folder_and_a_folder_without_a_tier_are_refused(tiny: P
     ):
         with pytest.raises(ConfigError, match=missing):
             boot(tiny, enable_hierarchical_cache=True, hicache_size=0.02, **option)
+    with pytest.raises(ConfigError, match="give that and --enable-hierarchical-cache, too"):
+        boot(tiny, hicache_storage_path=str(tmp_path))
 
 
 @pytest.fixture
