@@ -37,6 +37,7 @@ CASES: dict[str, list[str]] = {
     "plan_h100.txt": MODEL,
     "plan_h100.json": [*MODEL, "--json"],
     "plan_refused.txt": ["plan", "Qwen3.5-35B-A3B", "--gpu", "H100", "--mem-fraction-static", "0.8"],
+    "plan_host.txt": [*MODEL, "--enable-hierarchical-cache", "--hicache-size", "100", "--hicache-mamba-size-gb", "40"],
     "plan_launch.txt": ["plan", "--gpu", "H100", "--", *LAUNCH],
     "plan_sweep.txt": ["plan", "sweep", *MODEL[1:], "--points", "8"],
     "plan_boot_log.txt": ["plan", "--boot-log", LOG, *WORKLOAD],

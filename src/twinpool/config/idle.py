@@ -1,8 +1,8 @@
-"""Flags that were given and do nothing, because another one was not given or decides instead: one table for server and replay."""
+"""Flags that were given and do nothing, because another one was not given or decides instead: one table for server, plan and replay."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from twinpool.config.field import options_of
@@ -44,16 +44,28 @@ def given_fields(options: ServeOptions) -> frozenset[str]:
 def idle_flags(options: ServeOptions, *, among: Set[str], set_elsewhere: Set[str] = frozenset()) -> tuple[str, ...]:
     """A sentence for each reason why flags do nothing. among: the fields that were given; set_elsewhere: those that a sweep sets."""
     names = {option.field: option.name for option in options_of(ServeOptions)}
-    told: set[str] = set()
     found = []
+    for idle, why in _idle(options, among, set_elsewhere):
+        does, them = ("does", "it") if len(idle) == 1 else ("do", "them")
+        found.append(f"{', '.join(names[field] for field in idle)} {does} nothing {why} leave {them} out.")
+    return tuple(found)
+
+
+def idle_fields(options: ServeOptions, *, among: Set[str]) -> frozenset[str]:
+    """The fields of these that do nothing."""
+    return frozenset(field for idle, _ in _idle(options, among, frozenset()) for field in idle)
+
+
+def _idle(options: ServeOptions, among: Set[str], set_elsewhere: Set[str]) -> Iterator[tuple[list[str], str]]:
+    """(fields that do nothing, why), each field once."""
+    names = {option.field: option.name for option in options_of(ServeOptions)}
+    told: set[str] = set()
     for rule in _RULES:
         idle = [field for field in rule.fields if field in among and field not in told]
         why = _why(rule, options, set_elsewhere, names) if idle else ""
         if why:
             told.update(idle)
-            does, them = ("does", "it") if len(idle) == 1 else ("do", "them")
-            found.append(f"{', '.join(names[field] for field in idle)} {does} nothing {why} leave {them} out.")
-    return tuple(found)
+            yield idle, why
 
 
 def _why(rule: _Rule, options: ServeOptions, set_elsewhere: Set[str], names: Mapping[str, str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from twinpool.config.idle import idle_flags
 from twinpool.config.launch import LaunchLine
 from twinpool.memory.budget import overrun_warnings
 from twinpool.memory.ledger import Ledger
@@ -87,8 +88,9 @@ def _idle_memory(sizing: Sizing, ledger: Ledger) -> Iterator[str]:
 
 
 def _unused_flags(sizing: Sizing) -> Iterator[str]:
-    """Flags that lose against others (reference 1.3)."""
+    """Flags that lose against others (reference 1.3), or do nothing without others; a log has all of them, said or not."""
     flags = sizing.flags
+    yield from idle_flags(flags, among=flags.given - flags.logged)
     if flags.max_mamba_cache_size is not None and flags.mamba_full_memory_ratio is not None:
         yield "--mamba-full-memory-ratio is ignored: --max-mamba-cache-size beats it."
     elif one_slot_a_request(sizing.request) and flags.mamba_full_memory_ratio is not None:

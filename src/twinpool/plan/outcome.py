@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 from twinpool.config.deployment import deployment_options
 from twinpool.config.field import Value
+from twinpool.config.flags import parse_serve
+from twinpool.config.idle import idle_fields
 from twinpool.config.launch import VARIABLES, LaunchLine
+from twinpool.errors import ConfigError
 from twinpool.plan import inverse
 from twinpool.plan.advice import Advice, Setting, advise
 from twinpool.plan.clamps import clamps
@@ -18,7 +21,11 @@ from twinpool.plan.sizing import Sizing
 from twinpool.plan.workload import Fit, Workload, asked_running, balanced_ratio, fit
 
 # Options of our own that a launch line of another engine does not have, and what nobody should find in a report.
-_OURS = {"device_memory_bytes", "mamba_conv_dtype", "threads", "skip_decode_lock"}
+_OURS = {
+    "device_memory_bytes", "mamba_conv_dtype", "threads", "skip_decode_lock", "hicache_storage_path", "hicache_storage_size",
+}  # fmt: skip
+# Of a disk tier whose folder was not named: a server needs one, a plan does not.
+_FOLDER = "./hicache"
 _HIDDEN = {"api_key"}
 
 
@@ -39,7 +46,8 @@ class Outcome:
 
     balance_tokens: the average context at which both pools run out together under the present split; shorter ones run
     out of states first, longer ones of KV.
-    other_machines: whether other numbers of ranks could be planned. balanced_ratio: r* for the workload. launch_flags: to paste.
+    other_machines: whether other numbers of ranks could be planned. balanced_ratio: r* for the workload. launch_flags: to paste, a
+    line that starts and gives this plan (after the advice); empty where the engine would refuse it.
     host: the host tier, None where none is asked for.
     """
 
@@ -63,10 +71,12 @@ def outcome(
     """Everything about one plan. machine_of: the machine with so many tensor parallel ranks; None: unknown."""
     ledger = sizing.ledger
     advice = advise(workload, sizing, machine_of=machine_of) if workload is not None else None
+    host = host_plan(sizing, workload)
+    flags, refused = _to_paste(sizing, advice, host)
     return Outcome(
         sizing=sizing,
         line=line,
-        clamps=clamps(sizing, line),
+        clamps=(*clamps(sizing, line), *refused),
         balance_tokens=_balance_tokens(sizing),
         other_machines=machine_of is not None,
         workload=workload,
@@ -74,9 +84,23 @@ def outcome(
         balanced_ratio=balanced_ratio(sizing, workload.tokens_per_request) if workload is not None else None,
         inverses=_inverses(workload, sizing, machine_of) if workload is not None else None,
         advice=advice,
-        launch_flags=launch_flags(sizing, advice),
-        host=host_plan(sizing, workload),
+        launch_flags=flags,
+        host=host,
     )
+
+
+def _to_paste(sizing: Sizing, advice: Advice | None, host: HostPlan | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(flags of a line that starts, why there are none where only the server's own rules refuse it)."""
+    starts = sizing.ledger is not None or (advice is not None and advice.final.ledger is not None)
+    if not starts or (host is not None and host.refusal is not None):
+        return (), ()  # told where the plan says so
+    words = launch_flags(sizing, advice)
+    if sizing.rules.name == "twinpool":
+        try:
+            parse_serve(shlex.split(" ".join(words)))
+        except ConfigError as error:
+            return (), (f"twinpool serve does not take this line: {error}",)
+    return words, ()
 
 
 def _balance_tokens(sizing: Sizing) -> float | None:
@@ -98,17 +122,24 @@ def _inverses(workload: Workload, sizing: Sizing, machine_of: Callable[[int], Ma
 
 
 def launch_flags(sizing: Sizing, advice: Advice | None) -> tuple[str, ...]:
-    """The launch line's flags after the advice, quoted for a shell; variables of its environment come first."""
+    """The launch line's flags after the advice, quoted for a shell; variables of its environment come first.
+
+    Flags that do nothing are left out. A disk tier of twinpool without a folder gets one.
+    """
     final = advice.final if advice is not None else sizing
     values: dict[str, Value] = {name: getattr(final.flags, name) for name in final.flags.given}
     if advice is not None and advice.setting is not None:
         values |= _chosen(advice.setting, final)
+    own = final.rules.name == "twinpool"
+    if own and final.flags.hicache_storage_backend is not None:
+        values.setdefault("hicache_storage_path", _FOLDER)
+    idle = idle_fields(final.flags, among=frozenset(values))
     variables, words = [], []
     for option in deployment_options():
-        value = values.get(option.field)
+        value = None if option.field in idle else values.get(option.field)
         if value is None or value is False or value == option.default or option.field in _HIDDEN:
             continue
-        if option.field in _OURS and final.rules.name != "twinpool":
+        if option.field in _OURS and not own:
             variables += [f"{name}={_plain(value)}" for name, field in VARIABLES.items() if field == option.field]
         else:
             words.append(option.name if value is True else f"{option.name} {_plain(value)}")

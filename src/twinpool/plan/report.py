@@ -39,8 +39,7 @@ def report_text(outcome: Outcome) -> str:
     others = tuple(value.shown for value in outcome.line.other_values)
     blocks += [_bullets("Values that are not modelled and change no pool's size", others)]
     blocks += [_bullets("Flags that were not understood", outcome.line.unknown)]
-    # A line that is refused is not worth pasting, unless advice has changed it.
-    if outcome.launch_flags and (outcome.sizing.ledger is not None or outcome.advice is not None):
+    if outcome.launch_flags:
         machine, flags = outcome.sizing.machine, outcome.sizing.flags
         unknown = machine.pools_only and flags.mem_fraction_static is None
         head = flags_head(machine.available_bytes if unknown else None)
