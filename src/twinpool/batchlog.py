@@ -1,8 +1,10 @@
-"""Lines printed while serving: each prefill batch, decode steps now and then, retractions (reference 2.2, 2.3)."""
+"""Lines printed while serving: prefill batches, decode steps now and then, retractions, tiers (reference 2.2, 2.3)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from twinpool.units import count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,3 +71,17 @@ def retract_line(*, requests: int, tokens: int, slots: int, ratio_before: float,
         f"KV cache pool is full. Retract requests. #retracted_reqs: {requests}, #new_tokens_gained: {tokens}, "
         f"#mamba_num_gained: {slots}, #new_token_ratio: {ratio_before:.4f} -> {ratio_after:.4f}"
     )
+
+
+def lost_line(*, nodes: int, tokens: int) -> str:
+    """write_back had no room on the host for so many nodes of the tree that left the device, and dropped their KV (reference 2.3)."""
+    return (
+        f"write_back: KV subtree dropped without backup due to host memory pressure, {count(nodes, 'node')} of "
+        f"{count(tokens, 'token')}"
+    )
+
+
+def prefetch_line(rid: int, *, completed_tokens: int, matched_tokens: int) -> str:
+    """A request's prefix was read from the disk: how long it is then, and how much of it memory had (reference 2.3)."""
+    loaded = completed_tokens - matched_tokens
+    return f"HiCache prefetch success req={rid} completed={completed_tokens} matched={matched_tokens} loaded={loaded}"

@@ -79,7 +79,11 @@ SCHEDULER = (
     "max_prefill_tokens={max_prefill_tokens:d}, max_running_requests={max_running_requests:d}, "
     "context_len={context_len:d}, available_{device}_mem={available_gb:.2f} GB"
 )
-# Of the host tier, in 10^9 bytes; printed, never read.
+# Of the host tier, in 10^9 bytes but for the first, which has GiB; printed, never read.
+HOST_AUTO = (
+    "HiCache auto-sizing: ratio {wanted_ratio:.3f} -> {ratio:.3f}; {allowed_gib:.1f} GiB host memory per rank "
+    "(fraction {fraction:.2f}, {ranks} on this host), host pools {host_gib:.1f} GiB."
+)
 HOST_KV = "Allocating {pool} hierarchical KV host pool: {host_tokens:d} tokens, {host_kv_gb:.2f} GB host memory."
 HOST_STATES = (
     "Allocating {host_state_gb:.2f} GB host memory for hierarchical Mamba cache "

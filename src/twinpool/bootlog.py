@@ -9,6 +9,7 @@ from typing import Any
 
 from twinpool.bootlines import (
     DISK,
+    HOST_AUTO,
     HOST_COVER,
     HOST_FEW_BYTES,
     HOST_FEW_STATES,
@@ -28,7 +29,8 @@ from twinpool.bootlines import (
 )
 from twinpool.config.resolve import Resolved
 from twinpool.memory.host import HostArena
-from twinpool.memory.host_advice import HostMemory, cover_advice
+from twinpool.memory.host_advice import DEFAULT_RATIO, HostMemory, cover_advice, pools_bytes
+from twinpool.memory.host_budget import allowed_bytes, is_automatic
 from twinpool.memory.host_cover import balanced_context_tokens, host_cover
 from twinpool.memory.ledger import Ledger
 from twinpool.tables import table_text
@@ -209,6 +211,18 @@ def host_lines(arena: HostArena, ledger: Ledger, *, context_len: int) -> tuple[s
 def _number(number: int, noun: str) -> str:
     """As units.count, with plain digits as in every line of the boot."""
     return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def host_auto_lines(arena: HostArena, ledger: Ledger, *, resolved: Resolved, memory: HostMemory) -> tuple[str, ...]:
+    """How large the host tier was made when nobody said it: the ratio to the device's pools, wanted and got (reference 2.1)."""
+    if not is_automatic(resolved):
+        return ()
+    line = HOST_AUTO.format(
+        wanted_ratio=DEFAULT_RATIO, ratio=arena.total_bytes / pools_bytes(ledger),
+        allowed_gib=to_gib(allowed_bytes(resolved, ledger, memory)), fraction=resolved.hicache_host_memory_fraction,
+        ranks=_number(resolved.tp_size, "rank"), host_gib=to_gib(arena.total_bytes),
+    )  # fmt: skip
+    return (line,)
 
 
 def host_warnings(arena: HostArena, ledger: Ledger, *, resolved: Resolved, memory: HostMemory) -> tuple[str, ...]:

@@ -116,12 +116,13 @@ def _build(parts: _Parts, pre_load_bytes: int, ranks: Ranks | None) -> Engine:
     loaded = load_rank(parts.folder, resolved, pre_load_bytes=pre_load_bytes, rank=0, say=say)
     available_bytes = loaded.available_bytes if ranks is None else agree(ranks, resolved, loaded)
     ledger = plan_memory(memory_request(spec, resolved, pre_load_bytes=pre_load_bytes, available_bytes=available_bytes))
-    tier, tier_warnings = _host_tier(resolved, ledger)
+    host_tier = _host_tier(resolved, ledger)
+    tier = host_tier.arena
     memory = allocate(spec, resolved, ledger, tier)
     disk = open_disk_tier(resolved, memory.arena, parts.folder)
     facts = EngineFacts(
         options=parts.options,
-        resolved=replace(resolved, warnings=(*resolved.warnings, *ledger.warnings, *tier_warnings)),
+        resolved=replace(resolved, warnings=(*resolved.warnings, *ledger.warnings, *host_tier.warnings)),
         ledger=ledger,
         spec=spec,
         model_name=resolved.served_model_name,
@@ -129,7 +130,7 @@ def _build(parts: _Parts, pre_load_bytes: int, ranks: Ranks | None) -> Engine:
         weight_bytes=loaded.model.weight_bytes,
         startup_available_bytes=available_bytes,
     )
-    _log_pools(facts, memory.arena.total_bytes, tier, tier_warnings)
+    _log_pools(facts, memory.arena.total_bytes, host_tier)
     if disk is not None:
         _log_disk(disk)
     store: Store | None = disk.put if disk is not None else None
@@ -188,15 +189,31 @@ def _load_tokenizer(resolved: Resolved, folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def _host_tier(resolved: Resolved, ledger: Ledger) -> tuple[HostArena | None, tuple[str, ...]]:
-    """(host memory for evicted prefixes, if it is asked for, out of what the host will have left; warnings about it)."""
+@dataclass(frozen=True, slots=True)
+class _HostTier:
+    """arena: host memory for evicted prefixes, None when it is not asked for; what the log says of it."""
+
+    arena: HostArena | None
+    lines: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def _host_tier(resolved: Resolved, ledger: Ledger) -> _HostTier:
+    """The tier out of what the host will have left."""
     # On a CPU the pools lie in the same memory and are handed out when they are written, so nobody has counted them.
     memory = HostMemory(free_bytes=free_bytes(ranks=resolved.tp_size), pools_inside=resolved.device == "cpu")
-    tier = host_arena(resolved, ledger, memory=memory)
-    return tier, () if tier is None else bootlog.host_warnings(tier, ledger, resolved=resolved, memory=memory)
+    arena = host_arena(resolved, ledger, memory=memory)
+    if arena is None:
+        return _HostTier(None)
+    lines = bootlog.host_lines(arena, ledger, context_len=resolved.context_len)
+    return _HostTier(
+        arena,
+        lines=(*lines, *bootlog.host_auto_lines(arena, ledger, resolved=resolved, memory=memory)),
+        warnings=bootlog.host_warnings(arena, ledger, resolved=resolved, memory=memory),
+    )
 
 
-def _log_pools(facts: EngineFacts, arena_bytes: int, tier: HostArena | None, tier_warnings: tuple[str, ...]) -> None:
+def _log_pools(facts: EngineFacts, arena_bytes: int, tier: _HostTier) -> None:
     """The lines after the weights, then our two tables: every value with its origin, and every byte with its."""
     resolved, ledger, log = facts.resolved, facts.ledger, _rank_log(facts.resolved)
     # The pools are zero pages that the system hands out when they are first written: what they will take is taken off.
@@ -206,7 +223,7 @@ def _log_pools(facts: EngineFacts, arena_bytes: int, tier: HostArena | None, tie
     for line in bootlog.pool_lines(ledger, kv_dtype=resolved.kv_cache_dtype, latent=facts.spec.latent):
         log.info(line)
     log.info(bootlog.pool_end_line(left_bytes))
-    attached = tier is not None and resolved.radix_cache
+    attached = tier.arena is not None and resolved.radix_cache
     log.info(bootlog.tree_line(hybrid_ssm=facts.spec.n_linear_layers > 0, hicache_attached=attached))
     log.info(
         bootlog.scheduler_line(
@@ -218,13 +235,12 @@ def _log_pools(facts: EngineFacts, arena_bytes: int, tier: HostArena | None, tie
             device=resolved.device,
         )
     )
-    if tier is not None:
-        for line in bootlog.host_lines(tier, ledger, context_len=resolved.context_len):
-            log.info(line)
-    for warning in tier_warnings:
+    for line in tier.lines:
+        log.info(line)
+    for warning in tier.warnings:
         log.warning(warning)
     log.info("Settings\n%s", bootlog.values_table(resolved.rows()))
-    log.info("Memory\n%s", bootlog.ledger_table(ledger, host=_host_row(tier, resolved)))
+    log.info("Memory\n%s", bootlog.ledger_table(ledger, host=_host_row(tier.arena, resolved)))
 
 
 def _log_disk(disk: DiskTier) -> None:

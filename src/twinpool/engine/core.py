@@ -261,6 +261,8 @@ class Engine:
         if self.loop.failures and self._host is not None:
             self._host.say_if_closed()
         self.loop.failures.clear()
+        if self._host is not None:
+            self._host.say_if_lost()
         self.check_ranks()
         if self.loop.idle and not self._was_idle:
             self._was_idle = True

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from twinpool.batchlog import prefetch_line
 from twinpool.clock import WallClock
 from twinpool.config.resolve import Resolved
 from twinpool.errors import ConfigError
 from twinpool.memory.arena import Arena
 from twinpool.memory.ledger import MemoryRequest
+from twinpool.prefix.stored import StoredSegment
 from twinpool.sched.disk import MAX_FETCHED_BYTES, MAX_PENDING_BYTES, PREFETCH_THRESHOLD_TOKENS, StorageTier
 from twinpool.storage.format import smallest_file_bytes
 from twinpool.storage.shelf import DiskStats, check_limit
@@ -19,6 +23,7 @@ from twinpool.storage.store import DiskStore, prepare_folder
 from twinpool.storage.workers import Prefetcher, StoreWriter
 from twinpool.wiring import disk_fingerprint, disk_limit_bytes
 
+log = logging.getLogger("twinpool.engine")
 _SAMPLES, _SAMPLE_BYTES = 16, 1 << 12  # of each tensor of the weights
 
 
@@ -52,6 +57,13 @@ class DiskTier(StorageTier):
             store=store, writer=self.writer, prefetcher=self._readers, clock=WallClock(), policy=policy,
             threshold_tokens=threshold_tokens,
         )  # fmt: skip
+
+    def poll(self, rid: int) -> Sequence[StoredSegment] | None:
+        """As StorageTier's; the log says what was read."""
+        read = super().poll(rid)
+        if read:
+            log.info(prefetch_line(rid, completed_tokens=read[-1].end, matched_tokens=read[0].start))
+        return read
 
     def counts(self) -> DiskCounts:
         """Counts now; from any thread."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 
+from twinpool.batchlog import lost_line
 from twinpool.memory.host_cover import HostCover, balanced_context_tokens, host_cover
 from twinpool.memory.ledger import Ledger
 from twinpool.prefix.host import HostTier, HostTotals
@@ -39,6 +40,15 @@ class HostWatch:
         self._tree, self._tier = tree, tier
         self._page_size = tree.page_size
         self._said_closed = False
+        self._said_lost_nodes = self._said_lost_tokens = 0
+
+    def say_if_lost(self) -> None:
+        """Log what write_back has dropped since the last call because the host had no room for it."""
+        totals = self._tier.totals
+        nodes, tokens = totals.lost_nodes - self._said_lost_nodes, totals.lost_tokens - self._said_lost_tokens
+        if nodes:
+            log.warning(lost_line(nodes=nodes, tokens=tokens))
+        self._said_lost_nodes, self._said_lost_tokens = totals.lost_nodes, totals.lost_tokens
 
     def say_if_closed(self) -> None:
         """Log once that the tier has been given up."""

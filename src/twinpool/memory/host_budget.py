@@ -43,21 +43,26 @@ def host_arena(resolved: Resolved, ledger: Ledger, *, memory: HostMemory | None)
     )
 
 
+def is_automatic(resolved: Resolved) -> bool:
+    """Whether the tier's size is nobody's but ours: neither --hicache-size nor --hicache-ratio is given."""
+    return not resolved.hicache_size and resolved.hicache_ratio is None
+
+
+def allowed_bytes(resolved: Resolved, ledger: Ledger, memory: HostMemory) -> int:
+    """Most that a tier of automatic size may take of the host's memory, for a rank."""
+    available_bytes = memory.beside(ledger)
+    held_back = min(HELD_BACK_BYTES, int(available_bytes * HELD_BACK_SHARE))
+    return int((available_bytes - held_back) * resolved.hicache_host_memory_fraction)
+
+
 def _total_bytes(resolved: Resolved, ledger: Ledger, memory: HostMemory | None) -> int:
     """By size, by ratio, or twice the device's pools as far as the host allows it."""
     pools = pools_bytes(ledger)
-    available_bytes = None if memory is None else memory.beside(ledger)
-    if resolved.hicache_size:
-        wanted = int(resolved.hicache_size * GB)
-    elif resolved.hicache_ratio is not None:
-        wanted = int(pools * resolved.hicache_ratio)
-    else:
+    if is_automatic(resolved):
         wanted = int(pools * DEFAULT_RATIO)
-        if available_bytes is None:
-            return wanted
-        held_back = min(HELD_BACK_BYTES, int(available_bytes * HELD_BACK_SHARE))
-        return min(wanted, int((available_bytes - held_back) * resolved.hicache_host_memory_fraction))
-    if memory is not None and available_bytes is not None and wanted > available_bytes:
+        return wanted if memory is None else min(wanted, allowed_bytes(resolved, ledger, memory))
+    wanted = int(resolved.hicache_size * GB) if resolved.hicache_size else int(pools * (resolved.hicache_ratio or 0.0))
+    if memory is not None and wanted > (available_bytes := memory.beside(ledger)):
         raise MemoryRefusal(
             f"Not enough host memory available. Requesting {wanted / GB:.2f} GB but only have {available_bytes / GB:.2f} GB "
             "free. Please reduce the size of the hierarchical cache: "

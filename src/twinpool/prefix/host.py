@@ -35,7 +35,7 @@ class HostPlan:
 @dataclass(slots=True)
 class HostTotals:
     """Counters since boot: tokens of KV and states copied to the host and back, dropped there, read from the disk into it,
-    gone when the whole cache was emptied, and not copied for want of room."""
+    gone when the whole cache was emptied, and not copied for want of room; lost: KV that write_back was to copy then, and dropped."""
 
     saved_tokens: int = 0
     saved_states: int = 0
@@ -49,6 +49,8 @@ class HostTotals:
     flushed_states: int = 0
     unsaved_tokens: int = 0
     unsaved_states: int = 0
+    lost_tokens: int = 0
+    lost_nodes: int = 0
 
 
 class HostTier:
@@ -90,6 +92,9 @@ class HostTier:
         """
         if node.host_pages is None and (node.host_state or (node.state and self._needed_uses is None)):
             self._save_path(node)
+            if node.host_pages is None:
+                self.totals.lost_nodes += 1
+                self.totals.lost_tokens += len(node.pages) * self._page_size
         if node.host_pages is None:
             return False
         self._save_state(node, before=self._newest_to_drop(node))

@@ -96,7 +96,7 @@ def test_less_than_256_tokens_are_not_worth_it(tmp_path: Path, in_memory, found)
     tier.close()
 
 
-def test_a_turn_is_written_and_found(tmp_path: Path) -> None:
+def test_a_turn_is_written_and_found_and_the_log_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tier = tier_over(store_at(tmp_path))
     pages = np.arange(2, dtype=np.int32)
     for start, end in ((0, 8), (8, 16)):
@@ -105,8 +105,17 @@ def test_a_turn_is_written_and_found(tmp_path: Path) -> None:
     tier.writer.flush()
     counts = tier.counts()
     assert (counts.store.written, counts.store.written_tokens, counts.pending_bytes) == (2, 16, 0)
-    tier.look(1, TOKENS[:17], in_memory_tokens=0, kv_tokens=0)
-    assert wait(tier, 1) == [(0, 8), (8, 16)]
+    with caplog.at_level(logging.INFO, "twinpool.engine"):
+        tier.look(1, TOKENS[:17], in_memory_tokens=0, kv_tokens=0)
+        assert wait(tier, 1) == [(0, 8), (8, 16)]
+        tier.look(2, TOKENS[:17], in_memory_tokens=8, kv_tokens=8)
+        assert wait(tier, 2) == [(8, 16)]
+        tier.look(3, TOKENS[:8], in_memory_tokens=8, kv_tokens=8)
+        assert wait(tier, 3) == []
+    assert [line for line in caplog.messages if line.startswith("HiCache prefetch")] == [
+        "HiCache prefetch success req=1 completed=16 matched=0 loaded=16",
+        "HiCache prefetch success req=2 completed=16 matched=8 loaded=8",
+    ]
     tier.close()
 
 

@@ -160,6 +160,23 @@ def quotas_in(warning: str) -> tuple[float, float]:
     return float(least), float(most)
 
 
+@pytest.mark.parametrize(
+    ("free_gib", "line"),
+    [
+        # 20 GiB of pools: (100 - 10) * 0.8 is more than twice them; (40 - 8) * 0.8 is less.
+        (100, "ratio 2.000 -> 2.000; 72.0 GiB host memory per rank (fraction 0.80, 1 rank on this host), host pools 40.0 GiB."),
+        (40, "ratio 2.000 -> 1.278; 25.6 GiB host memory per rank (fraction 0.80, 1 rank on this host), host pools 25.6 GiB."),
+    ],
+)  # fmt: skip
+def test_a_size_that_nobody_gave_is_said(free_gib: int, line: str) -> None:
+    ledger, memory, resolved = ledger_of(page_size=64), HostMemory(free_bytes=free_gib * GIB), resolved_of(tp_size=1)
+    arena = host_arena(resolved, ledger, memory=memory)
+    said = bootlog.host_auto_lines(arena, ledger, resolved=resolved, memory=memory)
+    assert said == (f"HiCache auto-sizing: {line}",)
+    given = resolved_of(hicache_size=30.0)
+    assert bootlog.host_auto_lines(arena, ledger, resolved=given, memory=memory) == ()
+
+
 def test_the_ledger_table_has_the_tier_below_the_whole() -> None:
     lines = bootlog.ledger_table(ledger_of(), host=(32 * GIB, "flag")).splitlines()
     assert lines[-2].split()[0] == "whole"
@@ -178,6 +195,13 @@ def test_a_boot_says_it(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert "host tier" in said[-1].splitlines()[-1]
     assert [line for line in said if line.startswith("HiCache host")] == []
     assert engine.snapshot().host is not None
+
+
+def test_a_boot_says_what_size_it_took(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "twinpool.engine"):
+        boot(tiny, enable_hierarchical_cache=True).close()
+    (line,) = [line for line in caplog.messages if line.startswith("HiCache auto-sizing: ratio 2.000 -> ")]
+    assert line.endswith(" GiB.")
 
 
 def test_a_tier_that_is_too_small_is_a_warning(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import numpy as np
@@ -53,6 +54,27 @@ def test_counts_follow_the_copies() -> None:
     assert host is not None
     assert host.loaded_bytes == host.totals.loaded_tokens * PAGE_BYTES + host.totals.loaded_states * SLOT_BYTES > 0
     engine.check_idle(thorough=True)
+
+
+def test_what_write_back_has_no_room_for_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def run(n_chunks: int) -> list[str]:
+        caplog.clear()
+        arena = HostArena(total_bytes=n_chunks * SLOT_BYTES, page_bytes=PAGE_BYTES, slot_bytes=SLOT_BYTES)
+        engine = make_engine(
+            n_pages=24, n_slots=4, max_running=1, strategy="no_buffer", overlap=False, host=arena, host_policy="write_back"
+        )
+        with caplog.at_level(logging.INFO, "twinpool.engine"):
+            say(engine, 1)
+            engine.scheduler.book.tree.evict(pages=24)
+            say(engine, 2)
+            say(engine, 2)
+        return [line for line in caplog.messages if line.startswith("write_back: ")]
+
+    # A state after 8, 12 and all 15 tokens; a chunk holds a state or the pages of 4 tokens, so 15 can never be held.
+    assert run(4) == [
+        "write_back: KV subtree dropped without backup due to host memory pressure, 1 node of 3 tokens"
+    ]
+    assert run(40) == []
 
 
 def test_a_flush_empties_the_host_and_keeps_the_totals() -> None:
