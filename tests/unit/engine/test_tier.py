@@ -61,7 +61,13 @@ def test_what_write_back_has_no_room_for_is_logged(caplog: pytest.LogCaptureFixt
         caplog.clear()
         arena = HostArena(total_bytes=n_chunks * SLOT_BYTES, page_bytes=PAGE_BYTES, slot_bytes=SLOT_BYTES)
         engine = make_engine(
-            n_pages=24, n_slots=4, max_running=1, strategy="no_buffer", overlap=False, host=arena, host_policy="write_back"
+            n_pages=24,
+            n_slots=4,
+            max_running=1,
+            strategy="no_buffer",
+            overlap=False,
+            host=arena,
+            host_policy="write_back",
         )
         with caplog.at_level(logging.INFO, "twinpool.engine"):
             say(engine, 1)
@@ -71,9 +77,7 @@ def test_what_write_back_has_no_room_for_is_logged(caplog: pytest.LogCaptureFixt
         return [line for line in caplog.messages if line.startswith("write_back: ")]
 
     # A state after 8, 12 and all 15 tokens; a chunk holds a state or the pages of 4 tokens, so 15 can never be held.
-    assert run(4) == [
-        "write_back: KV subtree dropped without backup due to host memory pressure, 1 node of 3 tokens"
-    ]
+    assert run(4) == ["write_back: KV subtree dropped without backup due to host memory pressure, 1 node of 3 tokens"]
     assert run(40) == []
 
 
