@@ -61,8 +61,8 @@ def test_what_write_back_has_no_room_for_is_logged(caplog: pytest.LogCaptureFixt
         caplog.clear()
         arena = HostArena(total_bytes=n_chunks * SLOT_BYTES, page_bytes=PAGE_BYTES, slot_bytes=SLOT_BYTES)
         engine = make_engine(
-            n_pages=24,
-            n_slots=4,
+            n_pages=48,
+            n_slots=16,
             max_running=1,
             strategy="no_buffer",
             overlap=False,
@@ -71,8 +71,7 @@ def test_what_write_back_has_no_room_for_is_logged(caplog: pytest.LogCaptureFixt
         )
         with caplog.at_level(logging.INFO, "twinpool.engine"):
             say(engine, 1)
-            engine.scheduler.book.tree.evict(pages=24)
-            say(engine, 2)
+            engine.scheduler.book.tree.evict(pages=48)
             say(engine, 2)
         return [line for line in caplog.messages if line.startswith("write_back: ")]
 

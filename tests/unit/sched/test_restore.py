@@ -126,6 +126,20 @@ def test_a_state_that_the_host_dropped_is_named() -> None:
     assert dict(again.reuse.gaps) == {"host_state_evicted": 4, "new": 1}
 
 
+@pytest.mark.parametrize("short", [{"pages": 999}, {"slots": 99}])
+def test_what_was_backed_up_comes_back_whatever_the_device_ran_short_of(short) -> None:
+    """26 sessions are on the host, which has 37 % free, and the device has evicted all of them (sglang#33713)."""
+    host = HostArena(total_bytes=5_800, page_bytes=10, slot_bytes=10)
+    world = make_world(host=host, n_pages=600, n_slots=60, max_running=1)
+    turns = [run(world, rid, [rid, *tokens(10, base=rid)], 2) for rid in range(26)]
+    said = [[int(token) for token in turn.tokens[: turn.n_tokens]] for turn in turns]
+    assert 0.36 < 1 - (host.used_pages + host.used_slots) / host.n_chunks < 0.38
+    world.tree.evict(**short)
+    assert world.tree.evictable_slots == 0
+    again = [run(world, 30 + rid, [*said[rid], 9], 2).reuse for rid in range(26)]
+    assert {(reuse.reused, reuse.from_host, reuse.gaps) for reuse in again} == {(12, 12, (("new", 2),))}
+
+
 def test_two_requests_of_one_prefix_bring_it_back_once() -> None:
     world = make_world(host=arena())
     run(world, 1, tokens(8))
@@ -196,14 +210,17 @@ def replay(world: World, n: int) -> Iterator[Request]:
         yield request
 
 
-def hits(host: HostArena) -> tuple[int, set[int]]:
-    """(prompts of the first eight that are resumed from the host after all 200 have been there, tokens they got)."""
+def hits(host: HostArena) -> tuple[int, set[int], set[str]]:
+    """(prompts of the first eight that are resumed from the host after all 200 have been there, tokens they got, first reason why
+    no more).
+    """
     world = report_world(host)
     list(replay(world, N_PROMPTS))
     world.scheduler.check()
-    found = [request.reuse.from_host for request in replay(world, N_AGAIN)]
+    found = [request.reuse for request in replay(world, N_AGAIN)]
     world.scheduler.check()
-    return sum(tokens > 0 for tokens in found), set(found)
+    got = [reuse.from_host for reuse in found]
+    return sum(n > 0 for n in got), set(got), {reuse.gaps[0][0] for reuse in found}
 
 
 def report_arena(max_slots: int | None) -> HostArena:
@@ -222,11 +239,11 @@ def test_the_split_of_the_report_is_rebuilt_to_half_a_percent() -> None:
 
 def test_states_in_the_devices_proportion_leave_dead_kv_and_no_hit() -> None:
     host = report_arena(565)
-    assert hits(host) == (0, {0})
+    assert hits(host) == (0, {0}, {"host_state_evicted"})
     assert host.used_slots == 565
     assert 0.34 < 1 - host.used_pages / host.most_pages < 0.38
 
 
 @pytest.mark.parametrize("max_slots", [734, None])
 def test_enough_states_or_no_split_at_all_bring_every_session_back(max_slots) -> None:
-    assert hits(report_arena(max_slots)) == (8, {8_192})
+    assert hits(report_arena(max_slots)) == (8, {8_192}, {"no_checkpoint"})
