@@ -286,8 +286,8 @@ class HostTier:
         self._pushed += 1
         heapq.heappush(self._heap, (key, self._pushed, node))
         if len(self._heap) > self._most_entries:
-            # Those that are held now stay: nobody offers them again under the same key.
-            self._heap = [entry for entry in self._heap if entry[2].host_heap_key == entry[0]]
+            # One of each node, also of those that are held now: nobody offers them again under the same key.
+            self._heap = list({one[2]: one for one in self._heap if one[2].host_heap_key == one[0]}.values())
             heapq.heapify(self._heap)
             self._most_entries = 2 * len(self._heap) + _FEW_ENTRIES
 

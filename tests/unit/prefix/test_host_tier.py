@@ -466,3 +466,15 @@ def test_under_write_back_copies_of_what_the_device_has_go_first_and_those_that_
     assert [small.where(seq(5, base=base)) for base in range(3)] == ["hH", "dDhH", "dD"]
     small.leave_device()
     assert [small.where(seq(5, base=base)) for base in range(3)] == ["hH", "hH", "hH"], "it was copied once more"
+
+
+@pytest.mark.parametrize("eviction", ["fifo", "lru"])
+def test_coming_and_going_leaves_no_entries_in_the_order_of_eviction(eviction: str) -> None:
+    small = Tiered("write_back", eviction=eviction)
+    for base in range(3):
+        small.put(seq(5, base=base))
+    for _ in range(100):
+        small.leave_device()
+        for base in range(3):
+            assert small.restore(seq(5, base=base))
+    assert len(small.tree.tier._heap) < 140
