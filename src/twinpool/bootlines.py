@@ -79,7 +79,7 @@ SCHEDULER = (
     "max_prefill_tokens={max_prefill_tokens:d}, max_running_requests={max_running_requests:d}, "
     "context_len={context_len:d}, available_{device}_mem={available_gb:.2f} GB"
 )
-# Of the host tier, in 10^9 bytes but for the first, which has GiB; printed, never read.
+# Of the host tier, in 10^9 bytes but for the first, which has GiB; read back by plan/log_host.py.
 HOST_AUTO = (
     "HiCache auto-sizing: ratio {wanted_ratio:.3f} -> {ratio:.3f}; {allowed_gib:.1f} GiB host memory per rank "
     "(fraction {fraction:.2f}, {ranks} on this host), host pools {host_gib:.1f} GiB."

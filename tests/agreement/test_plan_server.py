@@ -146,7 +146,33 @@ def test_a_server_of_ranks_and_tiers_is_explained_by_its_log(ranks: int, tmp_pat
         name: value for name, value in flags.items() if name not in MEMORY
     }
     assert (len(boot.ranks), sizing.machine.ranks) == (ranks, ranks)
+    assert len([check for check in boot.checks if check.what.startswith("host tier")]) == 2
     assert boot.outcome.host is not None
+
+
+@pytest.mark.parametrize(
+    "tier",
+    [{}, {"hicache_ratio": 1.5}, {"hicache_size": 0.2}, {"hicache_size": 0.2, "hicache_mamba_size_gb": 0.05}],
+    ids=str,
+)
+def test_the_host_tiers_lines_are_explained(tier: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    flags = {**MEMORY, "enable_hierarchical_cache": True, **tier}
+    with caplog.at_level(logging.INFO, logger="twinpool"), LLM(**flags):
+        pass
+    boot = check_alone(caplog.text)
+    assert len([check for check in boot.checks if check.what.startswith("host")]) >= 2
+    host = boot.outcome.host
+    assert host is not None
+    assert "hicache_ratio" in tier or host.total_bytes == pytest.approx(tier.get("hicache_size", 0.37) * 1e9, rel=0.02)
+
+
+def test_several_servers_in_one_log_keep_their_tables(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="twinpool"):
+        for slots in (24, 31):
+            with LLM(**MEMORY, max_mamba_cache_size=slots):
+                pass
+    boots = plan_log(read_command(["--boot-log", "-"], usage=""), caplog.text)
+    assert [boot.outcome.sizing.flags.max_mamba_cache_size for boot in boots] == [24, 31]
 
 
 @pytest.mark.parametrize("flags", [{}, {"page_size": 16}, {"kv_cache_dtype": "bfloat16", "page_size": 2}])

@@ -15,6 +15,7 @@ from twinpool.errors import ConfigError
 from twinpool.plan.command import Command
 from twinpool.plan.log_booted import as_booted
 from twinpool.plan.log_checks import check_boot
+from twinpool.plan.log_host import host_checks
 from twinpool.plan.log_line import DIFFERS, EQUAL, UNKNOWN, LogCheck, kv_gib, least
 from twinpool.plan.log_match import mismatch_notes
 from twinpool.plan.log_model import log_model, slot_bytes, token_bytes
@@ -62,6 +63,8 @@ def _plan_boot(command: Command, boot: LoggedBoot) -> LogOutcome:
     checked = [(one, check_boot(boot.ranks, one.sizing, missing=one.memory.missing)) for one in tried]
     best, checks = max(checked, key=lambda one: (*_score(one[1]), -_distance(boot.ranks[0], one[0])))
     booted = as_booted(best.sizing, boot.ranks[0])
+    known_total = bool(boot.flags.get("hicache_size")) or boot.flags.get("hicache_ratio") is not None
+    checks += host_checks(boot.host, booted.sizing, known_total=known_total)
     notes += filter(None, (best.memory.note, *mismatch_notes(boot.ranks[0], best.sizing), *booted.notes))
     result = outcome(
         booted.sizing,
@@ -177,6 +180,9 @@ def _flags(command: Command, boot: LoggedBoot) -> Deployment:
         given.setdefault("page_size", 1)
     if facts.context_len is not None:
         given.setdefault("context_length", facts.context_len)
+    sized = given.get("hicache_size") or given.get("hicache_ratio") is not None
+    if given.get("enable_hierarchical_cache") and not sized and boot.host.total_gb:
+        given["hicache_size"] = boot.host.total_gb  # what the host allowed
     chunk = facts.chunked_prefill_size
     if chunk is not None and (chunk == -1 or (chunk > 0 and chunk % _pages(given) == 0)):
         given.setdefault("chunked_prefill_size", chunk)

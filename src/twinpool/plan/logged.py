@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from twinpool import bootlog
@@ -16,10 +16,12 @@ from twinpool.config.launch import deployment_from
 from twinpool.config.options import ServerOptions
 from twinpool.config.resolve import DEMO_NAME
 from twinpool.errors import ConfigError
+from twinpool.plan.log_host import LoggedHost, read_host
 from twinpool.plan.own_log import OwnTables, read_own
 
 # Versions print the flags as the call of a class or as a dictionary.
 _ARGUMENTS = re.compile(r"server_args\s*[=:]\s*(?:ServerArgs\(|\{)")
+_STATE_POOL = re.compile("Mamba Cache is allocated")
 # What follows ends the value: one that was cut off is left out.
 _VALUE = r"(?P<value>'[^'\n]*'|\"[^\"\n]*\"|-?\d{1,15}(?:\.\d{1,15})?(?:e-?\d{1,2})?|True|False)(?=\s*[,)}])"
 # Fields of Deployment, the model's path, and values that twinpool does not take.
@@ -30,7 +32,7 @@ _Read = tuple[dict[str, Any], str | None, tuple[OtherValue, ...]]
 class LoggedBoot:
     """ranks: facts of each rank that logged its pools; flags: fields of Deployment that server_args or the Settings table names;
     model: its path, or the demo's name; own: the tables of twinpool's own log, None in those of other engines. other_values: of flags
-    that no pool depends on, which twinpool does not take.
+    that no pool depends on, which twinpool does not take; host: lines of the host tier.
     """
 
     ranks: tuple[BootFacts, ...]
@@ -38,6 +40,7 @@ class LoggedBoot:
     model: str | None
     own: OwnTables | None = None
     other_values: tuple[OtherValue, ...] = ()
+    host: LoggedHost = field(default_factory=LoggedHost)
 
 
 def read_boots(text: str) -> tuple[LoggedBoot, ...]:
@@ -105,32 +108,45 @@ def _boots(text: str) -> Iterator[LoggedBoot]:
         segment = text[begin:end]
         if begin in starts:
             flags, model, others = _flags(segment.partition("\n")[0])
-        for ranks, own in itertools.zip_longest(_by_boot(bootlog.parse(segment)), read_own(segment)):
-            if ranks is not None and own is not None:
-                yield _own_boot(ranks, own)
-            elif ranks is not None:
-                yield LoggedBoot(ranks=ranks, flags=flags, model=model, other_values=others)
+        parts = tuple(_by_boot(bootlog.parse(segment)))
+        for ranks, region in zip(parts, _regions(segment, parts), strict=True):
+            own = next(iter(read_own(region)), None)
+            boot = LoggedBoot(ranks=ranks, flags=flags, model=model, other_values=others, host=read_host(region))
+            yield boot if own is None else _with_own(boot, own)
 
 
-def _own_boot(ranks: tuple[BootFacts, ...], own: OwnTables) -> LoggedBoot:
+def _with_own(boot: LoggedBoot, own: OwnTables) -> LoggedBoot:
     """A boot of `twinpool serve`: its flags are those of its Settings table."""
     values, model, others = _of_pools(own.flags())
-    return LoggedBoot(ranks=ranks, flags=values, model=model or DEMO_NAME, own=own, other_values=others)
+    return replace(boot, flags=values, model=model or DEMO_NAME, own=own, other_values=others)
+
+
+def _regions(segment: str, boots: tuple[tuple[BootFacts, ...], ...]) -> tuple[str, ...]:
+    """The text of each boot from its first state pool on; where they cannot be told apart all of it belongs to the last."""
+    starts = [found.start() for found in _STATE_POOL.finditer(segment)]
+    firsts = list(itertools.accumulate((len(ranks) for ranks in boots), initial=0))
+    if len(starts) != firsts[-1]:
+        return (*("" for _ in boots[1:]), segment)[: len(boots)]
+    edges = [*(starts[first] for first in firsts[:-1]), len(segment)]
+    return tuple(segment[begin:end] for begin, end in itertools.pairwise(edges))
 
 
 def _by_boot(facts: tuple[BootFacts, ...]) -> Iterator[tuple[BootFacts, ...]]:
-    """Ranks of the same boot together: the k-th boot of each rank belongs to the k-th boot of the log."""
-    boots: list[list[BootFacts]] = []
-    seen: dict[str, int] = {}
-    for one in facts:
-        if one.slots is None:
-            continue
-        number = seen.get(one.label, 0)
-        seen[one.label] = number + 1
-        if number == len(boots):
-            boots.append([])
-        boots[number].append(one)
-    yield from (tuple(boot) for boot in boots)
+    """Ranks of the same boot together: the k-th boot of each rank belongs to the k-th boot of the log.
+
+    A server of one rank does not name it, so its boots are others than those of named ranks before and after them.
+    """
+    pools = [one for one in facts if one.slots is not None]
+    for _, part in itertools.groupby(pools, key=lambda one: one.label == ""):
+        boots: list[list[BootFacts]] = []
+        seen: dict[str, int] = {}
+        for one in part:
+            number = seen.get(one.label, 0)
+            seen[one.label] = number + 1
+            if number == len(boots):
+                boots.append([])
+            boots[number].append(one)
+        yield from (tuple(boot) for boot in boots)
 
 
 def _flags(line: str) -> _Read:
