@@ -258,6 +258,11 @@ _BEFORE_POOLS = {"dist_gb", "load_begin_gb", "load_end_gb", "multimodal_gb", *_W
 _SAME_LOAD_GB = 0.5
 
 
+def without_colours(text: str) -> str:
+    """The text without the codes that colour a terminal, as they are or as JSON writes them."""
+    return _COLOUR.sub("", text)
+
+
 def parse(text: str) -> tuple[BootFacts, ...]:
     """Read boot lines back from a log with anything around them: prefixes, colours, several ranks, several boots.
 
@@ -267,7 +272,7 @@ def parse(text: str) -> tuple[BootFacts, ...]:
     boots: list[BootFacts] = []
     current: dict[str, int] = {}
     waiting: dict[str, BootFacts] = {}  # seen after pools, and said before them: of a draft model or the next boot
-    for before, found, head in found_lines(_COLOUR.sub("", text)):
+    for before, found, head in found_lines(without_colours(text)):
         label = _label(before)
         if not found:
             continue

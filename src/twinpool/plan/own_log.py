@@ -8,19 +8,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from twinpool.bootlog import without_colours
 from twinpool.config.deployment import deployment_options
 from twinpool.config.resolve import OPTION_OF, Origin
 from twinpool.memory.ledger import SLACK
 from twinpool.units import parse_bytes
 
 _ORIGINS = "|".join(sorted(typing.get_args(Origin), key=len, reverse=True))
-_SETTINGS = re.compile(r"\bname +value +origin\s*$")
-_SETTING = re.compile(rf"\b(?P<name>[a-z]\w*) {{2,}}(?P<value>\S.*?) {{2,}}(?P<origin>{_ORIGINS})\s*$")
-_MEMORY = re.compile(r"\bmemory +size +origin +note\s*$")
+_END = r"\s*(?:$|\\[rn].*$)"  # of a line, also inside a string of JSON
+_SETTINGS = re.compile(rf"\bname +value +origin{_END}")
+_SETTING = re.compile(rf"\b(?P<name>[a-z]\w*) {{2,}}(?P<value>\S.*?) {{2,}}(?P<origin>{_ORIGINS}){_END}")
+_MEMORY = re.compile(rf"\bmemory +size +origin +note{_END}")
 _SIZE = r"\d[\d,]*(?:\.\d+)? (?:B|[KMGT]iB)"
 _ROW = re.compile(
-    rf"\b(?P<name>[A-Za-z][\w ]*?) {{2,}}(?P<size>{_SIZE}) {{2,}}(?:{_ORIGINS})(?: {{2,}}(?P<note>\S.*?))?\s*$"
+    rf"\b(?P<name>[A-Za-z][\w ]*?) {{2,}}(?P<size>{_SIZE}) {{2,}}(?:{_ORIGINS})(?: {{2,}}(?P<note>\S.*?))?{_END}"
 )
+_ROW_NAMES = ("weights", SLACK, "conv states", "ssm states", "side states", "KV pool", "whole")
 _EACH = re.compile(rf"(\d+) (?:slots|tokens)? ?× ({_SIZE})")
 _OF = re.compile(rf"mem_fraction_static \S+ of ({_SIZE})$")
 # Settings that the model or the machine decides, beside those that a flag gave: the plan must not decide them again.
@@ -92,14 +95,14 @@ class OwnTables:
 
 def read_own(text: str) -> tuple[OwnTables, ...]:
     """The tables of every boot in a log, in order; those of other engines have none."""
-    lines = text.splitlines()
+    lines = without_colours(text).splitlines()
     found = []
     for at, line in enumerate(lines):
         if _SETTINGS.search(line):
             settings = {row["name"]: (row["value"], row["origin"]) for row in _rows(lines, at + 1, _SETTING)}
             found.append(OwnTables(settings=settings, memory={}))
         elif found and _MEMORY.search(line):
-            memory = {row["name"]: (row["size"], row["note"] or "") for row in _rows(lines, at + 1, _ROW)}
+            memory = {_row_name(row["name"]): (row["size"], row["note"] or "") for row in _rows(lines, at + 1, _ROW)}
             found[-1] = OwnTables(settings=found[-1].settings, memory=memory)
     return tuple(found)
 
@@ -111,6 +114,11 @@ def _rows(lines: list[str], begin: int, form: re.Pattern[str]) -> Iterator[re.Ma
         if row is None:
             return
         yield row
+
+
+def _row_name(text: str) -> str:
+    """The name of a row of the ledger; what stands in front of a line may end in a word."""
+    return next((name for name in _ROW_NAMES if text.endswith(name)), text)
 
 
 def _step(size: str) -> float:
