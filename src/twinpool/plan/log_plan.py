@@ -11,7 +11,7 @@ from twinpool.bootlog import BootFacts
 from twinpool.config.deployment import Deployment
 from twinpool.config.engines import SGLANG, SGLANG_UNPADDED, TWINPOOL, EngineRules
 from twinpool.config.launch import deployment_from
-from twinpool.errors import ConfigError
+from twinpool.errors import ConfigError, TwinpoolError
 from twinpool.plan.command import Command
 from twinpool.plan.log_booted import as_booted
 from twinpool.plan.log_checks import check_boot
@@ -56,10 +56,7 @@ def _plan_boot(command: Command, boot: LoggedBoot) -> LogOutcome:
     refused = _refused_pin(flags, boot.ranks[0])
     if refused is not None:
         flags = replace(flags, max_mamba_cache_size=None, given=flags.given - {"max_mamba_cache_size"})
-    tried = [
-        _Attempt(rules, memory, _sizing(model, memory, flags, rules))
-        for rules, memory in itertools.product(_candidates(command, boot), _memories(boot, flags))
-    ]
+    tried = _attempts(command, boot, model, flags)
     checked = [(one, check_boot(boot.ranks, one.sizing, missing=one.memory.missing)) for one in tried]
     best, checks = max(checked, key=lambda one: (*_score(one[1]), -_distance(boot.ranks[0], one[0])))
     booted = as_booted(best.sizing, boot.ranks[0])
@@ -95,6 +92,20 @@ class _Attempt:
     rules: EngineRules
     memory: _Memory
     sizing: Sizing
+
+
+def _attempts(command: Command, boot: LoggedBoot, model: PlannedModel, flags: Deployment) -> list[_Attempt]:
+    """The division by each engine that may have printed the log. Raises the first refusal when every one refuses the flags."""
+    tried: list[_Attempt] = []
+    refused: list[TwinpoolError] = []
+    for rules, memory in itertools.product(_candidates(command, boot), _memories(boot, flags)):
+        try:
+            tried.append(_Attempt(rules, memory, _sizing(model, memory, flags, rules)))
+        except TwinpoolError as error:
+            refused.append(error)
+    if not tried:
+        raise refused[0]
+    return tried
 
 
 def _memories(boot: LoggedBoot, flags: Deployment) -> tuple[_Memory, ...]:

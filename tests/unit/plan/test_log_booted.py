@@ -100,6 +100,13 @@ def test_the_scheduler_line_fills_in_what_server_args_lack() -> None:
     assert drafts.outcome.sizing.resolved.origins["chunked_prefill_size"] == "log"
 
 
+def test_drafts_without_a_number_of_requests_are_planned_as_the_engine_that_has_a_default() -> None:
+    text = MIXED.format(tokens=2_680_896, running=113, more="speculative_num_draft_tokens=4, ", page=64)
+    boot = of("\n".join(line for line in text.splitlines() if "max_running_requests" not in line))
+    assert pools(boot)[:2] == (565, 2_680_896)
+    assert boot.outcome.sizing.resolved.max_running_requests == 48
+
+
 def test_a_fraction_is_shown_as_the_log_has_it_even_where_its_memory_is_missing() -> None:
     text = "\n".join(
         line
