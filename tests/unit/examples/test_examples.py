@@ -49,7 +49,7 @@ def test_plan_from_boot_log(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     boot = example.run(example.LOG)
     assert {check.verdict for check in boot.checks} == {"equal"}
     assert (boot.outcome.fit.running, boot.outcome.fit.idle) == (39, 31)
-    assert boot.outcome.fit.tokens_short == 48 * 8192 - 327_579
+    assert boot.outcome.fit.tokens_short == 48 * 8192 - 327_310
     monkeypatch.setattr(example.sys, "argv", ["plan_from_boot_log.py"])
     example.main()
     assert "--max-mamba-cache-size 76 for 8 requests and 52 idle sessions" in capsys.readouterr().out
