@@ -247,6 +247,25 @@ def test_a_slow_disk_is_not_waited_for(written: Path, monkeypatch: pytest.Monkey
         assert tier(llm).counts().late_requests > 0
 
 
+def test_a_disk_that_is_waited_for_keeps_no_core_busy(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking takes longer the more requests wait, here 4 ms: then it is done less often."""
+    answers, read_whole = threading.Event(), files.read_whole
+    monkeypatch.setattr(files, "read_whole", lambda *args: (answers.wait(), read_whole(*args))[1])
+    with disk_llm(written) as llm:
+        engine = llm.engine
+        plain = engine.loop.step
+        monkeypatch.setattr(engine.loop, "step", lambda: (time.sleep(0.004), plain())[1])
+        (request,) = engine.add(conversation(SEED)[0], greedy(N_TOKENS))
+        began_s = time.monotonic()
+        for _ in range(20):
+            assert not engine.step()
+        assert time.monotonic() - began_s > 20 * 0.015
+        answers.set()
+        while engine.has_work:
+            engine.step()
+        assert request.reuse.from_storage > 0
+
+
 def test_a_size_that_holds_little_keeps_the_limit(tmp_path: Path) -> None:
     with disk_llm(tmp_path, hicache_storage_size=0.0001) as llm:
         for _ in range(2):

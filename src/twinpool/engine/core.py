@@ -57,7 +57,8 @@ if TYPE_CHECKING:
     from twinpool.models.spec import ModelSpec
 
 log = logging.getLogger("twinpool.engine")
-_POLL_S = 0.0005
+_POLL_S, _MOST_POLL_S = 0.0005, 0.02
+_POLL_SHARE = 5  # with many that wait, one part of so many of the time is spent on looking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,6 +250,7 @@ class Engine:
         """
         self._committed = None
         outputs: list[Output] = []
+        began_s = time.monotonic()
         deltas = self.loop.step()
         while deltas:
             outputs += [output for delta in deltas if (output := self._to_output(delta)) is not None]
@@ -269,7 +271,9 @@ class Engine:
             self._settle()
             self.check_idle()
         elif not deltas and self.loop.waits:
-            time.sleep(_POLL_S)  # a prefix is being read from the disk, and nothing else can run
+            # A prefix is being read from the disk, and nothing else can run.
+            pause_s = (_POLL_SHARE - 1) * (time.monotonic() - began_s)
+            time.sleep(min(max(pause_s, _POLL_S), _MOST_POLL_S))
         self._snapshot = self._take_snapshot()
         self._tell(outputs)
         return outputs

@@ -96,8 +96,13 @@ def cover_advice(
                 "leave it out."
             )
         shared = HostArena(total_bytes=arena.total_bytes, page_bytes=arena.page_bytes, slot_bytes=arena.slot_bytes)
-        without = host_cover(shared, page_size=page_size, context_tokens=context_tokens).together
-        first = f"The quota binds first: leave --hicache-mamba-size-gb out and it covers {count(without, 'session')}. "
+        now, without = (
+            host_cover(one, page_size=page_size, context_tokens=context_tokens).together for one in (arena, shared)
+        )
+        if without > now:
+            first = (
+                f"The quota binds first: leave --hicache-mamba-size-gb out and it covers {count(without, 'session')}. "
+            )
         if without >= sessions:
             return first.rstrip()
     needed = host_bytes_for(arena, sessions, page_size=page_size, context_tokens=context_tokens)

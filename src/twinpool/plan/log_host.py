@@ -18,7 +18,8 @@ from twinpool.plan.sizing import Sizing
 from twinpool.units import GB
 
 _FIELD = re.compile(r"\{(\w+)(?::([^}]*))?\}")
-_VALUES = {"": r".+?", "d": r"\d+"}
+_VALUES = {"": r".+?", "d": r"\d{1,18}"}
+_COUNTED = frozenset({"host_states", "together"})  # printed with their noun
 
 
 def _form(template: str) -> re.Pattern[str]:
@@ -29,7 +30,8 @@ def _form(template: str) -> re.Pattern[str]:
 
 
 def _group(name: str, kind: str) -> str:
-    return rf"(?P<{name}>{_VALUES.get(kind, r'[0-9.]+')})"
+    value = r"\d{1,18} [a-z]+" if name in _COUNTED else _VALUES.get(kind, r"\d{1,18}(?:\.\d+)?")
+    return f"(?P<{name}>{value})"
 
 
 _AUTO, _KV, _STATES, _SHARED, _COVER = FORMS = tuple(

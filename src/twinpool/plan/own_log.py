@@ -11,6 +11,7 @@ from typing import Any
 from twinpool.bootlog import without_colours
 from twinpool.config.deployment import deployment_options
 from twinpool.config.resolve import OPTION_OF, Origin
+from twinpool.errors import ConfigError
 from twinpool.memory.ledger import SLACK
 from twinpool.units import parse_bytes
 
@@ -24,7 +25,7 @@ _ROW = re.compile(
     rf"\b(?P<name>[A-Za-z][\w ]*?) {{2,}}(?P<size>{_SIZE}) {{2,}}(?:{_ORIGINS})(?: {{2,}}(?P<note>\S.*?))?{_END}"
 )
 _ROW_NAMES = ("weights", SLACK, "conv states", "ssm states", "side states", "KV pool", "whole")
-_EACH = re.compile(rf"(\d+) (?:slots|tokens)? ?× ({_SIZE})")
+_EACH = re.compile(rf"(\d+) (?:slots|tokens)? ?(?:×|\\u00d7) ({_SIZE})")  # JSON may escape the sign
 _OF = re.compile(rf"mem_fraction_static \S+ of ({_SIZE})$")
 # Settings that the model or the machine decides, beside those that a flag gave: the plan must not decide them again.
 _DECIDED = frozenset(
@@ -60,12 +61,14 @@ class OwnTables:
         return found
 
     def free_bytes(self) -> tuple[int, int] | None:
-        """Free memory of a rank before and after the load, as exact as the table prints it; None without its rows."""
+        """Free memory of a rank before and after the load, as exact as the table prints it; None without its rows. Raises ConfigError
+        for a size that no server has, as its neighbours do.
+        """
         whole, weights = self._bytes("whole"), self._bytes("weights")
         if whole is None or weights is None:
             return None
         share = _OF.search(self.memory.get(SLACK, ("", ""))[1])
-        return parse_bytes(share[1]) if share else whole, whole - weights
+        return _size_bytes(share[1]) if share else whole, whole - weights
 
     def slot_bytes(self) -> tuple[int, int] | None:
         """(conv, everything else) of one slot, in whole float32 elements; None without the rows of the state pool."""
@@ -81,7 +84,7 @@ class OwnTables:
         return None if each is None else round(each)
 
     def _bytes(self, name: str) -> int | None:
-        return parse_bytes(self.memory[name][0].replace(",", "")) if name in self.memory else None
+        return _size_bytes(self.memory[name][0]) if name in self.memory else None
 
     def _each(self, name: str) -> float | None:
         """Bytes of one slot or token of a row: of what the row says twice, the one that was rounded less."""
@@ -89,8 +92,8 @@ class OwnTables:
         found = _EACH.match(note)
         if found is None or int(found[1]) == 0:
             return None
-        count, each, whole = int(found[1]), found[2].replace(",", ""), text.replace(",", "")
-        return parse_bytes(each) if _step(each) <= _step(whole) / count else parse_bytes(whole) / count
+        count, each = int(found[1]), found[2]
+        return _size_bytes(each) if _step(each) <= _step(text) / count else _size_bytes(text) / count
 
 
 def read_own(text: str) -> tuple[OwnTables, ...]:
@@ -119,6 +122,16 @@ def _rows(lines: list[str], begin: int, form: re.Pattern[str]) -> Iterator[re.Ma
 def _row_name(text: str) -> str:
     """The name of a row of the ledger; what stands in front of a line may end in a word."""
     return next((name for name in _ROW_NAMES if text.endswith(name)), text)
+
+
+def _size_bytes(size: str) -> int:
+    """A printed size in bytes. Raises ConfigError for one that no server has."""
+    try:
+        return parse_bytes(size.replace(",", ""))
+    except ValueError as error:
+        raise ConfigError(
+            f"The boot log's Memory table has a size of {size}: {error}, so the log was changed."
+        ) from error
 
 
 def _step(size: str) -> float:

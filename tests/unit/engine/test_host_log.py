@@ -136,6 +136,15 @@ def test_a_quota_of_a_size_that_is_too_small_anyway() -> None:
     assert warning.endswith("it needs 21.9 GB, and 100.00 GB are free: raise --hicache-size to 21.9 or more.")
 
 
+def test_a_quota_that_costs_no_session_is_not_to_be_left_out() -> None:
+    ledger = ledger_of(page_size=64)
+    (warning,) = warnings_of(ledger, arena_of(ledger, 12 * 10**9, max_slots=72))
+    (without,) = warnings_of(ledger, arena_of(ledger, 12 * 10**9))
+    covered = re.compile(r"it covers (\d+) sessions")
+    assert covered.findall(warning) == covered.findall(without)
+    assert "quota" not in warning
+
+
 def test_where_no_size_fits_the_device_is_to_take_less() -> None:
     """On a CPU, whose device takes 20 of 30 GiB: the fraction that is named gives a tier of twice its pools."""
     request = rest_of(20 * GIB, **{**QWEN3_NEXT, "page_size": 64})

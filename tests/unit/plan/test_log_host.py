@@ -53,6 +53,13 @@ def test_a_ratio_that_the_host_allowed() -> None:
     assert host_verdicts(with_lines(*lines, line.format(ratio + 0.1)))[-1] == DIFFERS
 
 
+@pytest.mark.parametrize("changed", ["set states", "١e4 states", f"{'9' * 400} states"])
+def test_a_line_without_its_number_is_not_read(changed: str) -> None:
+    line = "Allocating 1.58 GB host memory for KV and states together: at most 1540839 tokens or {}, no fixed split."
+    assert host_verdicts(with_lines(line.format("3749 states"))) == [DIFFERS]
+    assert host_verdicts(with_lines(line.format(changed))) == []
+
+
 def test_what_nothing_follows_from_is_named() -> None:
     line = "Allocating 107.41 GB host memory for hierarchical KV cache."
     (check,) = [check for check in with_lines(line).checks if check.what == "host tier"]

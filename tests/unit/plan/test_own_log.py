@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tests.unit.plan.plans import builtin, machine, plan
 from tests.unit.plan.test_logged import PREFIXES
 from twinpool import bootlog
 from twinpool.config.engines import TWINPOOL
+from twinpool.errors import ConfigError
 from twinpool.plan.command import read_command
 from twinpool.plan.log_plan import LogOutcome, plan_log
 from twinpool.plan.own_log import read_own
@@ -104,7 +106,34 @@ def test_prefixes_of_the_tables_do_not_matter(name: str) -> None:
 def test_tables_inside_json() -> None:
     text = printed(sizing_of(max_mamba_cache_size=37))
     lines = [json.dumps({"log": f"\x1b[32m{line}\x1b[0m\n", "stream": "stderr"}) for line in text.splitlines()]
-    assert [own.flags() for own in read_own("\n".join(lines))] == [own.flags() for own in read_own(text)]
+    (found,), (plain,) = read_own("\n".join(lines)), read_own(text)
+    assert found.flags() == plain.flags()
+    # The sign of a product is escaped there.
+    assert (found.free_bytes(), found.slot_bytes(), found.token_bytes()) == (
+        plain.free_bytes(), plain.slot_bytes(), plain.token_bytes(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("48.00 GiB  measured", "9,999,999,999.99 TiB  measured"), ("of 48.00 GiB", "of 9,999,999,999.99 TiB")],
+    ids=["a row", "a share"],
+)
+def test_a_size_that_no_server_has_is_refused(old: str, new: str) -> None:
+    text = printed(sizing_of())
+    assert old in text
+    with pytest.raises(ConfigError, match=r"size of 9,999,999,999.99 TiB: a size must be below .* the log was changed"):
+        planned(text.replace(old, new))
+
+
+def test_pools_that_print_as_nothing_have_no_memory_to_divide() -> None:
+    text = printed(sizing_of())
+    lines = [
+        re.sub(r"(state size: |[KV] size: |mem=|usage=)[\d.]+", r"\g<1>0.00", line)
+        for line in text[: text.index("Settings\n")].splitlines()
+    ]
+    with pytest.raises(ConfigError, match=r"lacks .*mem_fraction_static, and its pools have 0\.00 GB to divide"):
+        planned("\n".join(lines))
 
 
 def test_a_table_that_was_cut_off_says_what_it_has() -> None:
