@@ -20,10 +20,10 @@ NO_IDS: Int32Array = np.empty(0, np.int32)
 class _Kind:
     """Units (pages or states) in chunks: which are free, chunk by chunk; chunks with room are used before fresh ones."""
 
-    def __init__(self, per_chunk: int, n_chunks: int) -> None:
+    def __init__(self, per_chunk: int) -> None:
         self.per_chunk = per_chunk
         self.used = 0
-        self._taken = bytearray(per_chunk * n_chunks)
+        self._taken = bytearray()  # of the chunks so far: a plan's arena may be larger than any memory
         self.limit: int | None = None
         self._free: dict[int, list[int]] = {}  # chunk: free units of it; only chunks of this kind
         self._open: dict[int, None] = {}  # chunks of this kind with room
@@ -44,6 +44,7 @@ class _Kind:
         for chunk in fresh:
             self._free[chunk] = list(range((chunk + 1) * self.per_chunk - 1, chunk * self.per_chunk - 1, -1))
             self._open[chunk] = None
+            self._taken.extend(bytes(max(0, (chunk + 1) * self.per_chunk - len(self._taken))))
         while len(taken) < n:
             chunk = next(iter(self._open))
             units = self._free[chunk]
@@ -91,8 +92,11 @@ class HostArena:
             pages_per_chunk, slots_per_chunk = 1, page_bytes // slot_bytes
         self.chunk_bytes = max(pages_per_chunk * page_bytes, slot_bytes)
         self.n_chunks = total_bytes // self.chunk_bytes
-        self._pages, self._slots = _Kind(pages_per_chunk, self.n_chunks), _Kind(slots_per_chunk, self.n_chunks)
-        self._fresh = list(range(self.n_chunks - 1, -1, -1))
+        self._pages, self._slots = _Kind(pages_per_chunk), _Kind(slots_per_chunk)
+        self._fresh: list[
+            int
+        ] = []  # chunks that are free again, used before those from _n_begun on, which never were anybody's
+        self._n_begun = 0
         if max_slots is not None:
             chunks = min(self.n_chunks, ceil_div(max_slots, slots_per_chunk))
             self._slots.limit, self._pages.limit = chunks, self.n_chunks - chunks
@@ -159,7 +163,7 @@ class HostArena:
         """(whether so many pages do not fit now, whether so many states do not fit beside them)."""
         page_chunks = ceil_div(max(0, pages - self._pages.spare), self._pages.per_chunk)
         slot_chunks = ceil_div(max(0, slots - self._slots.spare), self._slots.per_chunk)
-        fresh = len(self._fresh)
+        fresh = len(self._fresh) + self.n_chunks - self._n_begun
         return (
             page_chunks > self._room(self._pages, fresh),
             slot_chunks > self._room(self._slots, fresh - min(page_chunks, fresh)),
@@ -191,12 +195,17 @@ class HostArena:
     def check(self) -> None:
         """Assert that chunks are free, KV's or states', each once."""
         owned = [*self._fresh, *self._pages._free, *self._slots._free]
-        assert sorted(owned) == list(range(self.n_chunks)), "a host chunk is lost or has two owners"
+        assert self._n_begun <= self.n_chunks
+        assert sorted(owned) == list(range(self._n_begun)), "a host chunk is lost or has two owners"
 
     def _take(self, kind: _Kind, n: int) -> Int32Array:
         needed = ceil_div(max(0, n - kind.spare), kind.per_chunk)
-        fresh = [self._fresh.pop() for _ in range(needed)]
-        return kind.take(n, fresh)
+        return kind.take(n, [self._fresh.pop() if self._fresh else self._begin() for _ in range(needed)])
+
+    def _begin(self) -> int:
+        """The lowest chunk that was nobody's yet."""
+        self._n_begun += 1
+        return self._n_begun - 1
 
     def _room(self, kind: _Kind, fresh: int) -> int:
         return fresh if kind.limit is None else min(fresh, max(0, kind.limit - kind.chunks))

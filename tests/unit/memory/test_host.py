@@ -167,3 +167,15 @@ def test_freeing_what_is_not_out_is_a_bug() -> None:
     arena.free(pages=pages[:1])
     with pytest.raises(AssertionError, match="not in use"):
         arena.free(pages=pages[:1])
+
+
+def test_an_arena_that_no_machine_has_can_be_planned() -> None:
+    """The largest --hicache-size: what it takes here is for the chunks in use only."""
+    arena = HostArena(total_bytes=10**18, page_bytes=1024, slot_bytes=400_000)
+    assert arena.most_slots == 10**18 // (391 * 1024)
+    found = arena.alloc(pages=1000, slots=2)
+    assert found is not None
+    arena.free(pages=found[0])
+    free_slots(arena, found[1])
+    arena.check()
+    assert (arena.used_pages, arena.used_slots) == (0, 0)
