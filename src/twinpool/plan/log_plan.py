@@ -214,10 +214,15 @@ def _workers(given: dict[str, Any]) -> int:
 
 
 def _sizing(model: PlannedModel, memory: _Memory, flags: Deployment, rules: EngineRules) -> Sizing:
-    """With the memory that the log measured; where it did not, with what its pools take. Raises ConfigError where that is nothing."""
-    if round(memory.before_gib * GIB) <= 0:
+    """With the memory that the log measured; where it did not, with what its pools take.
+
+    Raises ConfigError where that is nothing, or less.
+    """
+    if round(memory.before_gib * GIB) <= 0 or memory.after_gib < 0:
         lacks = f"lacks {' and '.join(memory.missing)}, and its pools have" if memory.missing else "has"
-        raise ConfigError(f"The boot log {lacks} 0.00 GB to divide: plan it from the model and the launch line.")
+        raise ConfigError(
+            f"The boot log {lacks} {min(memory.before_gib, memory.after_gib):.2f} GB to divide: plan it from the model and the launch line."
+        )
     plain = flags
     if not model.config:  # numbers by hand are of one rank
         plain = replace(flags, tp_size=flags.attention_dp, pp_size=1, ep_size=1, dcp_size=1)

@@ -25,7 +25,7 @@ _ROW = re.compile(
     rf"\b(?P<name>[A-Za-z][\w ]*?) {{2,}}(?P<size>{_SIZE}) {{2,}}(?:{_ORIGINS})(?: {{2,}}(?P<note>\S.*?))?{_END}"
 )
 _ROW_NAMES = ("weights", SLACK, "conv states", "ssm states", "side states", "KV pool", "whole")
-_EACH = re.compile(rf"(\d+) (?:slots|tokens)? ?(?:×|\\u00d7) ({_SIZE})")  # JSON may escape the sign
+_EACH = re.compile(rf"(\d{{1,18}}) (?:slots|tokens)? ?(?:×|\\u00d7) ({_SIZE})")  # JSON may escape the sign
 _OF = re.compile(rf"mem_fraction_static \S+ of ({_SIZE})$")
 # Settings that the model or the machine decides, beside those that a flag gave: the plan must not decide them again.
 _DECIDED = frozenset(
@@ -54,7 +54,7 @@ class OwnTables:
             if option.kind is bool:
                 value: Any = (text == "on") != (option.field != name)  # radix_cache on is disable_radix_cache off
             else:
-                value = -1 if text == "off" else option.parse(text)
+                value = -1 if text == "off" and option.kind is int else option.parse(text)
             found[option.field] = value
         if found.get("disable_radix_cache"):
             found.pop("mamba_radix_cache_strategy", None)  # without a cache there is none

@@ -136,6 +136,21 @@ def test_pools_that_print_as_nothing_have_no_memory_to_divide() -> None:
         planned("\n".join(lines))
 
 
+def test_memory_below_zero_is_told_by_what_the_log_calls_it() -> None:
+    text = printed(sizing_of())
+    with pytest.raises(ConfigError, match=r"The boot log has -\d+\.\d\d GB to divide"):
+        planned(re.sub(r"(weights +)\S+ GiB", r"\g<1>99.00 GiB", text))
+
+
+def test_odd_values_of_the_tables() -> None:
+    text = printed(sizing_of())
+    (own,) = read_own(text.replace("Qwen3.5-9B", "off"))
+    assert own.settings["model_path"] == ("off", "flag")
+    assert own.flags()["model_path"] == "off"
+    (own,) = read_own(re.sub(r"\d+ slots ×", f"{'9' * 400} slots ×", text))
+    assert own.slot_bytes() is None
+
+
 def test_a_table_that_was_cut_off_says_what_it_has() -> None:
     text = printed(sizing_of(max_mamba_cache_size=37))
     (own,) = read_own(text[: text.index("Memory\n")])
