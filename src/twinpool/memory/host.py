@@ -93,9 +93,8 @@ class HostArena:
         self.chunk_bytes = max(pages_per_chunk * page_bytes, slot_bytes)
         self.n_chunks = total_bytes // self.chunk_bytes
         self._pages, self._slots = _Kind(pages_per_chunk), _Kind(slots_per_chunk)
-        self._fresh: list[
-            int
-        ] = []  # chunks that are free again, used before those from _n_begun on, which never were anybody's
+        # Chunks that are free again, used before those from _n_begun on, which never were anybody's.
+        self._fresh: list[int] = []
         self._n_begun = 0
         if max_slots is not None:
             chunks = min(self.n_chunks, ceil_div(max_slots, slots_per_chunk))
