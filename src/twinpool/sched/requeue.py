@@ -5,7 +5,7 @@ from __future__ import annotations
 from twinpool.prefix.ghosts import restore_undone
 from twinpool.request import Finish, Phase
 from twinpool.sched.book import Book
-from twinpool.sched.commit import release_if_finished
+from twinpool.sched.commit import release_if_finished, spoil
 from twinpool.sched.publish import publish_chunk, release
 from twinpool.sched.sequence import Sequence
 
@@ -37,11 +37,8 @@ def begin_again(book: Book, why: str) -> None:
         fetched.start = fetched.end = 0  # what was read from the disk is lost, too
     for sequence in reversed(list(book.running.values())):
         request = sequence.request
-        sequence.spoilt = True
-        if sequence.finish is None and request.restarts >= MOST_RESTARTS and book.tree.tier is None:
-            message = f"{why}, and the request was begun {request.restarts + 1} times: the log has the reason."
-            sequence.finish = Finish("error", message=message)
-        if sequence.finish is not None:
+        if sequence.finish is not None or (request.restarts >= MOST_RESTARTS and book.tree.tier is None):
+            spoil(sequence, f"{why}, and the request was begun {request.restarts + 1} times: the log has the reason.")
             release_if_finished(book, sequence)
         else:
             _requeue(book, sequence, publish=False)
