@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from twinpool.prefix.stored import adopt_stored
 from twinpool.prefix.tree import PrefixTree
 from twinpool.request import Request
@@ -16,7 +18,7 @@ def look(book: Book, request: Request) -> None:
     """A request has arrived: begin to read what the disk has of its prefix and memory has not."""
     if book.storage is not None:
         fetched = book.fetched[request.rid] = Fetched()
-        _look(book, request, fetched)
+        _look(book, request, fetched, _probe(book.tree, request))
 
 
 def is_fetched(book: Book, request: Request) -> bool:
@@ -32,31 +34,40 @@ def is_fetched(book: Book, request: Request) -> bool:
             _take(book, request, fetched)
         if fetched.is_reading:
             return False
-        if fetched.n_looks == MOST_LOOKS or in_memory_tokens(book.tree, request) >= fetched.expected_tokens:
+        if fetched.n_looks == MOST_LOOKS:
             return True
-        _look(book, request, fetched)
+        memory = _probe(book.tree, request)
+        if memory.resumable_tokens >= fetched.expected_tokens:
+            return True
+        _look(book, request, fetched, memory)
 
 
 def in_memory_tokens(tree: PrefixTree, request: Request) -> int:
     """How much of a waiting request device and host can resume together (a probe: nothing moves)."""
-    return _probe(tree, request)[0]
+    return _probe(tree, request).resumable_tokens
 
 
-def _probe(tree: PrefixTree, request: Request) -> tuple[int, int]:
-    """(what device and host can resume, what they have KV of), both in tokens; nothing moves."""
+class _InMemory(NamedTuple):
+    """What device and host together can resume of a prefix, and what they have KV of."""
+
+    resumable_tokens: int
+    kv_tokens: int
+
+
+def _probe(tree: PrefixTree, request: Request) -> _InMemory:
     match = tree.match(request.key(request.n_tokens), limit_tokens=request.n_tokens - 1, touch=False)
-    return match.host_node.depth if match.host_node is not None else match.resume_len, match.reuse.kv_matched
+    resumable_tokens = match.host_node.depth if match.host_node is not None else match.resume_len
+    return _InMemory(resumable_tokens, match.reuse.kv_matched)
 
 
-def _look(book: Book, request: Request, fetched: Fetched) -> None:
+def _look(book: Book, request: Request, fetched: Fetched, memory: _InMemory) -> None:
     assert book.storage is not None
-    resumable, kv = _probe(book.tree, request)
     tokens = request.tokens[: request.n_tokens - 1]
-    book.storage.look(request.rid, tokens, in_memory_tokens=resumable, kv_tokens=kv)
+    book.storage.look(request.rid, tokens, in_memory_tokens=memory.resumable_tokens, kv_tokens=memory.kv_tokens)
     wanted = book.storage.wanted(request.rid)
     fetched.n_looks += 1
     fetched.is_reading = wanted is not None
-    fetched.expected_tokens = resumable
+    fetched.expected_tokens = memory.resumable_tokens
 
 
 def _take(book: Book, request: Request, fetched: Fetched) -> None:
@@ -66,15 +77,15 @@ def _take(book: Book, request: Request, fetched: Fetched) -> None:
     if segments is None:
         return
     fetched.is_reading = False
-    resumable, kv = _probe(book.tree, request)
-    if segments and segments[0].start > kv:
+    memory = _probe(book.tree, request)
+    if segments and segments[0].start > memory.kv_tokens:
         fetched.expected_tokens = segments[-1].end  # what it stands on has gone meanwhile: worth another look
         return
     if segments:
-        fetched.start = resumable
+        fetched.start = memory.resumable_tokens
         fetched.end = adopt_stored(book.tree, request.key(request.n_tokens), segments)
-    if fetched.end:
-        _end_needless_reads(book)
+        if fetched.end:
+            _end_needless_reads(book)
     fetched.expected_tokens = in_memory_tokens(book.tree, request)
 
 
